@@ -33,6 +33,8 @@ CHUNKS: dict[str, Any] = {
 POOL: dict[str, Any] = {"num_gpu_blocks_override": None}
 NO_MARGIN: dict[str, Any] = {"safety_margin": 0.0}
 SWAP: dict[str, Any] = {"preemption_mode": "swap"}
+OPEN: dict[str, dict[str, Any]] = {"sglang": {"schedule_conservativeness": 0.02}}
+"""What lets a generation admit more than it can hold."""
 EVERYWHERE: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpu": ("h100_sxm", {}),
     "model": ("Qwen/Qwen2.5-7B", {}),
@@ -126,6 +128,31 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "safety_margin": (0.0, {}),
         "max_blocks_per_request": (0, {}),
     },
+    "sglang": {
+        "engine_version": ("0.5.10", {}),
+        "preemption_mode": ("recompute", {}),
+        "swap_space": (0.0, {}),
+        "enable_prefix_caching": (False, {}),
+        "max_num_batched_tokens": (64, {}),
+        "enable_chunked_prefill": (False, {"max_num_batched_tokens": 64}),
+        "async_scheduling": (False, {}),
+        "max_prefill_tokens": (64, {}),
+        "prefill_max_requests": (1, {}),
+        "max_queued_requests": (2, {}),
+        "enable_mixed_chunk": (True, {}),
+        "schedule_policy": ("lof", {}),
+        "schedule_conservativeness": (2.0, {}),
+        "radix_eviction_policy": ("mru", {}),
+        "enable_priority_scheduling": (True, {}),
+        "schedule_low_priority_values_first": (
+            True,
+            {"enable_priority_scheduling": True},
+        ),
+        "priority_scheduling_preemption_threshold": (
+            0,
+            {"enable_priority_scheduling": True},
+        ),
+    },
 }
 """The same for keys whose value depends on the generation."""
 SEEN: dict[str, tuple[str, ...]] = {}
@@ -138,7 +165,7 @@ def pressed(
     workload: dict[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Return what the engine did in a small run with preemptions, or why it ended."""
-    data = minimal(scheduler=generation, **PRESSURE | engine)
+    data = minimal(scheduler=generation, **PRESSURE | OPEN.get(generation, {}) | engine)
     data["cost"] = {"kind": "roofline"}
     data["workload"]["synthetic"] |= {
         "num_requests": 30,
@@ -184,6 +211,16 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     none = {
         "v1": {"preemption_mode", "swap_space"},
         "hf_fifo": {"engine_version", "max_blocks_per_request"},
+        # tests/sim/test_sglang.py: prompts that share, and more pressure
+        "sglang": {
+            "preemption_mode",
+            "swap_space",
+            "enable_prefix_caching",
+            "engine_version",
+            "priority_scheduling_preemption_threshold",
+            "radix_eviction_policy",
+            "schedule_policy",
+        },
     }
     assert same == said | none.get(generation, {"engine_version"})
     # Shown elsewhere: the choice of a generation itself, invariant 7, classes, what
@@ -244,7 +281,7 @@ def test_how_requests_sample_shows(generation: str) -> None:
         assert before != pressed(generation, engine | more, workload | {key: value}), (
             key
         )
-    if generation == "v1":
+    if generation in ("v1", "sglang"):
         engine["async_scheduling"] = False
     # Without the policy, priorities change nothing but their draws, which are apart.
     plain = pressed(generation, engine)

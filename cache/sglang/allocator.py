@@ -222,9 +222,7 @@ class SlotAllocator:
             f"{len(ids) * size} free tokens, {self.num_available_tokens} counted",
         )
         own = np.concatenate((NO_SLOTS, *held))
-        require(
-            len(own) == len(np.unique(own)), "a token slot is held by two requests"
-        )
+        require(len(own) == len(np.unique(own)), "a token slot is held by two requests")
         pages = np.unique(own // size)
         whole = np.sort(np.concatenate((ids, pages)))
         expected = np.arange(1, self.num_tokens // size + 1)

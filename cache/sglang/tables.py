@@ -8,13 +8,12 @@ import numpy as np
 
 from cache.errors import require
 from cache.sglang.allocator import NO_SLOTS
-from cache.sglang.radix_cache import RadixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from cache.sglang.allocator import SlotAllocator, Slots
-    from cache.sglang.radix_cache import TreeNode
+    from cache.sglang.radix_cache import RadixCache, TreeNode
 
 
 class SlotTable:
@@ -256,5 +255,3 @@ class TreeCache:
                 f"a node is locked {node.lock_ref} times, by "
                 f"{locks.get(id(node), 0)} requests",
             )
-
-

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
         DecisionDriver,
         DecisionWorkload,
         PairDriver,
+        SglangDriver,
         SizingCases,
     )
 
-    Driver = DecisionDriver | PairDriver
+    Driver = DecisionDriver | PairDriver | SglangDriver
 
 
 @options.claiming("out")
@@ -42,8 +43,9 @@ def decisions(
     ----------
     workload
         Workload file (JSON): requests by step, and the engine. Its "reference", such
-        as "vllm 0.33.0" or "transformers 5.17.0", picks the generation. A file with
-        "cases" asks which pools an engine plans, and is answered a line a case.
+        as "vllm 0.33.0", "sglang 0.5.9" or "transformers 5.17.0", picks the generation.
+        A file with "cases" asks which pools an engine plans, and is answered a line a
+        case.
     out
         Where to write the log, a JSON object a step; compressed if it ends in .gz.
         Default: standard output.
@@ -185,6 +187,8 @@ _ENDINGS = {
     "stalled": "stalled: nothing can move any more, as in the reference",
     "no_room": "ended, as the reference does: nobody finds a block or can be evicted",
     "swap_oom": "ended for lack of CPU swap space, as the reference does",
+    "died": "ended: the engine dies, as the reference does",
+    "cut": "cut off at max_steps",
 }
 
 

@@ -23,6 +23,7 @@ from sim.config.offloading import (
     check_offloading,
 )
 from sim.config.plugins import refuse_plugins
+from sim.config.sglang import read_arguments
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -34,12 +35,15 @@ from sim.scheduler.generations import (
     generation_of,
     owners,
 )
+from sim.scheduler.sglang import SGLANG
 from sim.scheduler.v1 import V1
 from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
     from sim.scheduler.generation import Generation
 
+OWN_NAMES = {SGLANG.name: read_arguments}
+"""From an engine table in a generation's own names to the common ones."""
 Limit = Annotated[float, Field(gt=0)]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -72,6 +76,16 @@ class EngineConfig(ConfigTable):
     max_num_scheduled_tokens: Count | None = None
     max_num_active_seqs: Count | None = None
     max_paddings: Whole | None = None
+    max_prefill_tokens: Count | None = None
+    prefill_max_requests: Count | None = None
+    max_queued_requests: Count | None = None
+    enable_mixed_chunk: bool | None = None
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] | None = None
+    schedule_conservativeness: Annotated[float, Field(ge=0)] | None = None
+    radix_eviction_policy: str | None = None
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+    priority_scheduling_preemption_threshold: Whole | None = None
     max_blocks_per_request: Whole | None = None
     safety_margin: Annotated[float, Field(ge=0, le=1)] | None = None
     long_prefill_token_threshold: Whole | None = None
@@ -172,6 +186,8 @@ class EngineConfig(ConfigTable):
         has_queue = own is not None and (own.has_batch_queue or own.is_hosted)
         if self.async_scheduling is not None or not has_queue:
             return bool(self.async_scheduling)
+        if own is not None and own.always_ahead:
+            return True
         drafts = self.speculative
         return dialect_of(self.version).schedules_ahead(
             pipeline_parallel_size=self.pipeline_parallel_size,
@@ -187,6 +203,8 @@ class EngineConfig(ConfigTable):
         generation = _generation_in(data)
         if generation is None:
             return data
+        if (reads := OWN_NAMES.get(generation.name)) is not None:
+            data = reads(data)
         data = dict(generation.defaults) | data
         if generation.release is not None and data.get("engine_version") is None:
             # Kept with the results: another release would be another run.
@@ -285,7 +303,16 @@ class EngineConfig(ConfigTable):
         num_stages, ahead = self.pipeline_parallel_size, self.async_scheduling
         if num_stages == 1 and not ahead:
             return
-        named = [name for name, each in GENERATIONS.items() if each.has_batch_queue]
+        if num_stages > 1 and generation is not None and not generation.has_pipelines:
+            raise ValueError(
+                f"pipeline_parallel_size: pipelines are built for {V1.name} only, got "
+                f"{num_stages} with {self.scheduler_kind}; leave it out"
+            )
+        named = [
+            name
+            for name, each in GENERATIONS.items()
+            if each.has_batch_queue and (num_stages == 1 or each.has_pipelines)
+        ]
         is_hosted = generation is not None and generation.is_hosted
         has_queue = generation is not None and generation.has_batch_queue
         if not (has_queue or (is_hosted and num_stages == 1)):

@@ -269,7 +269,10 @@ def scheduling(engines: Iterable[EngineConfig], numbers: Mapping[str, Any]) -> s
 def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
     num_stages = engine.pipeline_parallel_size
     if engine.schedules_ahead:
-        known = dialect_of(engine.version).knows_async_scheduling
+        known = (
+            engine.generation.always_ahead
+            or dialect_of(engine.version).knows_async_scheduling
+        )
         hidden = "of the host hidden" if num_stages == 1 else "overlapped"
         return (
             "asynchronous scheduling"

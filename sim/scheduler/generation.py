@@ -226,6 +226,10 @@ class Generation:
         stretches.
     has_batch_queue
         Whether its scheduler may have several steps in flight, as pipelines do.
+    has_pipelines
+        Whether it may be a pipeline.
+    always_ahead
+        Whether all its releases form a step ahead by default.
     heeds_priority_in_chunks
         Whether the priority policy acts with chunked prefill, too.
     release
@@ -253,6 +257,8 @@ class Generation:
     fills_last_block: bool = False
     keeps_decode_clock: bool = False
     has_batch_queue: bool = False
+    has_pipelines: bool = True
+    always_ahead: bool = False
     heeds_priority_in_chunks: bool = True
     release: Callable[[], str] | None = None
     server: Server = _SERVER

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sim.scheduler.block_space import CACHEFLOW, V0_2
 from sim.scheduler.hf_fifo import HF_FIFO
 from sim.scheduler.hosted import VLLM
+from sim.scheduler.sglang import SGLANG
 from sim.scheduler.v0 import V0
 from sim.scheduler.v1 import V1
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sim.scheduler.generation import Generation
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
-    {each.name: each for each in (CACHEFLOW, V0_2, V0, V1, HF_FIFO, VLLM)}
+    {each.name: each for each in (CACHEFLOW, V0_2, V0, V1, HF_FIFO, SGLANG, VLLM)}
 )
 """Generations by the name that ``engine.scheduler`` takes."""
 

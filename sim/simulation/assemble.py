@@ -25,6 +25,7 @@ from sim.hardware.capacity.arguments import (
     parse_engine_version,
 )
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
+from sim.hardware.capacity.sglang import is_sglang
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
 from sim.hardware.interconnects import link_of, load_interconnect
 from sim.hardware.models.bundled import resolved_model
@@ -263,7 +264,7 @@ def _as_held(engine: EngineConfig, model: ModelArchitecture) -> ModelArchitectur
     if model.kv_cache_dtype and engine.kv_cache_dtype == "auto":
         minor = (
             STAND_IN_MINOR
-            if is_transformers(engine.version)
+            if is_transformers(engine.version) or is_sglang(engine.version)
             else parse_engine_version(engine.version)
         )
         model = replace(model, kv_cache_dtype=obeyed_kv_cache_dtype(model, minor))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "cacheflow",
     "old",
+    "sglang",
     "v0",
     "v1",
     "v1_33",

@@ -36,6 +36,8 @@ def chat_config(generation: str = "v1", **changes: Any) -> dict[str, Any]:
     }
     if generation == "hf_fifo":  # its own blocks and margin keep the pressure off
         engine |= {"block_size": 16, "safety_margin": 0.0}
+    if generation == "sglang":  # it would expect outputs to be long, and wait
+        engine |= {"block_size": 16, "schedule_conservativeness": 0.01}
     workload: dict[str, Any] = {
         "sessions": {
             "kind": "chat",

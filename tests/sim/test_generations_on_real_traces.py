@@ -62,7 +62,10 @@ def test_under_pressure_every_request_ends(
     groups = OURS[scheduler].schedules_groups
     limit = 40 if width == "beams" and not groups else LIMIT
     # Its own blocks and its margin would keep the pressure off.
-    own = {"safety_margin": 0.0, "block_size": 16} if scheduler == "hf_fifo" else {}
+    own: dict[str, Any] = {
+        "hf_fifo": {"safety_margin": 0.0, "block_size": 16},
+        "sglang": {"schedule_conservativeness": 0.01, "block_size": 16},
+    }.get(scheduler, {})
     simulation = Simulation(
         config(
             "azure_llm_2023_conv.csv",

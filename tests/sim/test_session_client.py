@@ -28,7 +28,9 @@ def test_a_turn_is_sent_a_think_time_after_the_answer(
     config = parse_config(chat_config(generation, workload={"best_of": best_of}))
     simulation = Simulation(config)
     results = simulation.run(check_every=1)
-    assert results.summary["num_preemptions"] > 5
+    # SGLang holds room for the whole output of whatever it admits.
+    least = 1 if generation == "sglang" else 6
+    assert results.summary["num_preemptions"] >= least
     assert results.summary["completed"] == simulation.num_requests
     assert check_sending_times(simulation, results.requests) > 20
     # Ids of the engine are numbers in the order of sending.

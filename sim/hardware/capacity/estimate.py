@@ -34,6 +34,15 @@ from sim.hardware.capacity.groups import shares_of
 from sim.hardware.capacity.kernels import block_size_warnings
 from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
 from sim.hardware.capacity.pool import draft_kv_share, sized_pool
+from sim.hardware.capacity.sglang import (
+    CONSTANTS_SOURCE as SGLANG_CONSTANTS_SOURCE,
+)
+from sim.hardware.capacity.sglang import (
+    MAX_PREFILL_TOKENS,
+    is_sglang,
+    sglang_memory,
+    with_requests,
+)
 from sim.hardware.capacity.transformers import (
     CONSTANTS_SOURCE,
     STAND_IN_MINOR,
@@ -305,6 +314,9 @@ def estimate_capacity(
     if is_transformers(engine_version):
         minor = STAND_IN_MINOR
         tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
+    elif is_sglang(engine_version):
+        minor = STAND_IN_MINOR
+        tokens, seqs = max_num_batched_tokens or MAX_PREFILL_TOKENS, max_num_seqs or 0
     else:
         minor = parse_engine_version(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
@@ -365,6 +377,8 @@ def estimate_capacity(
     )
     if is_transformers(engine_version):
         return _estimate_transformers(arguments, str(engine_version))
+    if is_sglang(engine_version):
+        return _estimate_sglang(arguments, str(engine_version))
     return _estimate(arguments, str(engine_version))
 
 
@@ -400,6 +414,24 @@ def _estimate_transformers(
     memory = transformers_memory(arguments)
     estimate = _assembled(memory.arguments, memory.parts, engine_version)
     estimate = replace(estimate, constants_source=CONSTANTS_SOURCE)
+    if estimate.pool_source != "profile":
+        return estimate
+    return replace(
+        estimate,
+        num_gpu_blocks_low=memory.num_blocks_low,
+        num_gpu_blocks_high=memory.num_blocks_high,
+    )
+
+
+def _estimate_sglang(
+    arguments: EngineArguments, engine_version: str
+) -> CapacityEstimate:
+    memory = sglang_memory(arguments)
+    estimate = _assembled(arguments, memory.parts, engine_version)
+    num_seqs = with_requests(arguments, estimate.kv_cache_tokens).max_num_seqs
+    estimate = replace(
+        estimate, constants_source=SGLANG_CONSTANTS_SOURCE, max_num_seqs=num_seqs
+    )
     if estimate.pool_source != "profile":
         return estimate
     return replace(

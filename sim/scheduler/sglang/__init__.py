@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sim.scheduler.generation import Generation, Parts
+from types import MappingProxyType
+
+from sim.scheduler.generation import Generation, GraphRule, Parts, Server, SwapRule
 
 
 def _parts() -> Parts:
@@ -19,8 +21,33 @@ SGLANG = Generation(
     engine_version="0.5.9",
     versions=r"0\.5\.(9|10)",
     versions_in_words="SGLang 0.5.9 and 0.5.10",
-    keys=frozenset(),
+    keys=frozenset(
+        {
+            "async_scheduling",
+            "enable_chunked_prefill",
+            "enable_mixed_chunk",
+            "enable_priority_scheduling",
+            "max_prefill_tokens",
+            "max_queued_requests",
+            "prefill_max_requests",
+            "priority_scheduling_preemption_threshold",
+            "radix_eviction_policy",
+            "schedule_conservativeness",
+            "schedule_low_priority_values_first",
+            "schedule_policy",
+        }
+    ),
     enable_prefix_caching=True,
     has_cpu_tier=False,
     schedules_groups=False,
+    swap=SwapRule("batch"),
+    # decodes are graphs; the largest one by the card's memory is 256 on most
+    graphs=GraphRule(256),
+    defaults=MappingProxyType({"block_size": 1}),
+    always_chunks=True,
+    fills_last_block=True,
+    has_batch_queue=True,
+    has_pipelines=False,
+    always_ahead=True,
+    server=Server(command=("python", "-m", "sglang.launch_server")),
 )

@@ -48,6 +48,8 @@ class PrefillAdder:
         Share of their limits that they are expected to write.
     num_mixed
         How many of them decode in this batch, too.
+    tree
+        What locks prefixes; None without a radix cache.
 
     Attributes
     ----------
@@ -66,6 +68,7 @@ class PrefillAdder:
         settings: Settings,
         cache: KVCache,
         running: Sequence[Entry],
+        *,
         ratio: float,
         num_mixed: int,
         tree: RadixCache | None,
@@ -79,8 +82,8 @@ class PrefillAdder:
         # 0.5.10 reserves a page more for each request
         self._page_extra = settings.page_size if settings.is_0_5_10 else 0
         self._input = settings.max_prefill_tokens - num_mixed
-        size = settings.chunked_prefill_size
-        self._chunk: int | None = size - num_mixed if size > 0 else None
+        chunk = settings.chunk
+        self._chunk = None if chunk is None else chunk - num_mixed
         self._offset: float = num_mixed + sum([self.expected(each) for each in running])
         self._current = num_mixed
         self._states: list[tuple[float, int]] | None = None
@@ -139,30 +142,44 @@ class PrefillAdder:
             return Added.OTHER
         if entry.ignore_eos and settings.disable_radix_cache:
             return self._add_ignoring_eos(entry)
-        num_extend = entry.num_extend_tokens
-        left = max(entry.num_left, 0)
-        num_needed = num_extend + min(left, CLIP_MAX_NEW_TOKENS)
-        num_input = self._ceil(num_extend)
-        if num_needed >= self.total:
-            return Added.NO_TOKEN
-        if num_input >= self._input and self.taken:
-            return Added.OTHER
-        self._lock(entry)
-        if num_needed >= self.total:
+        if refused := self._refused(entry):
+            return refused
+        self._lock(entry)  # what it holds cannot be evicted any more
+        num_taken = self._num_taken(entry)
+        if self._num_needed(entry) >= self.total:
+            refused = Added.NO_TOKEN
+        elif num_taken <= 0:
+            refused = Added.OTHER
+        if refused:
             self._unlock(entry)
-            return Added.NO_TOKEN
-        if self._chunk is None or num_input <= self._chunk:
-            self._take(
-                entry, num_extend, min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
-            )
-            return self._state()
-        num_cut = self._chunk // self._page_size * self._page_size
-        if num_cut <= 0:
-            self._unlock(entry)
-            return Added.OTHER
-        self._take(entry, num_cut, 0)
-        self.chunked = entry
+            return refused
+        is_cut = num_taken < entry.num_extend_tokens
+        reserve = 0 if is_cut else min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+        self._take(entry, num_taken, reserve)
+        if is_cut:
+            self.chunked = entry
         return self._state()
+
+    def _refused(self, entry: Entry) -> Added | None:
+        """Return why a request cannot join, as long as its prefix is not locked."""
+        if self._num_needed(entry) >= self.total:
+            return Added.NO_TOKEN
+        if self._ceil(entry.num_extend_tokens) >= self._input and self.taken:
+            return Added.OTHER
+        return None
+
+    @staticmethod
+    def _num_needed(entry: Entry) -> int:
+        """Return what all of its prompt and its outputs need, in tokens."""
+        left = max(entry.num_left, 0)
+        return entry.num_extend_tokens + min(left, CLIP_MAX_NEW_TOKENS)
+
+    def _num_taken(self, entry: Entry) -> int:
+        """Return the prompt tokens that the chunk lets in: whole pages, or all."""
+        num_extend = entry.num_extend_tokens
+        if self._chunk is None or self._ceil(num_extend) <= self._chunk:
+            return num_extend
+        return self._chunk // self._page_size * self._page_size
 
     def _take(self, entry: Entry, num_extend: int, reserve: int) -> None:
         entry.num_extend_tokens = num_extend

@@ -126,5 +126,3 @@ def _depth_first(
         children = [each for each in node.children.values() if weights[each]]
         children.sort(key=lambda each: -weights[each])
         todo += [(child, False) for child in reversed(children)]
-
-

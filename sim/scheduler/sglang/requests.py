@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cache.sglang.tables import SlotTable
-from cache.tokens import TokenRuns
+from cache.tokens import RunTokens, TokenRuns
 from sim.scheduler.base import SchedulerOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from cache.sglang.allocator import Slots
     from sim.scheduler.request import Request
@@ -29,7 +29,7 @@ class TokenNumbers:
     """
 
     def __init__(self) -> None:
-        self._segments: dict[int, int] = {}
+        self._segments: dict[Hashable, int] = {}
 
     def prompt(self, request: Request) -> Slots:
         """Return the tokens of a prompt."""
@@ -43,13 +43,15 @@ class TokenNumbers:
         """Return outputs from one on, before another."""
         if first >= end:
             return np.zeros(0, np.int64)
+        if isinstance(request.tokens, RunTokens):  # nobody else's prompt quotes them
+            return self._run((request.request_id,), first, end - first)
         output = request.tokens.output(0, first)
         if isinstance(output, tuple):
             return self._run(*output, end - first)
         own = [request.tokens.output(0, index) for index in range(first, end)]
         return np.array(own, np.int64)
 
-    def _run(self, segment_id: int, offset: int, num_tokens: int) -> Slots:
+    def _run(self, segment_id: Hashable, offset: int, num_tokens: int) -> Slots:
         number = self._segments.setdefault(segment_id, len(self._segments) + 1)
         first = (number << _SEGMENT_BITS) + offset
         return np.arange(first, first + num_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cache.sglang.allocator import Slots
+    from sim.scheduler.settings import CacheConfig
     from sim.scheduler.sglang.settings import Settings
 
 
@@ -61,6 +63,8 @@ class SglangScheduler:
     ----------
     settings
         Arguments, under SGLang's names.
+    cache
+        The pool, in pages; None for what `settings` say.
 
     Attributes
     ----------
@@ -84,8 +88,14 @@ class SglangScheduler:
 
     generation = "sglang"
 
-    def __init__(self, settings: Settings, cache: object = None) -> None:
-        del cache  # it counts tokens, not blocks
+    def __init__(self, settings: Settings, cache: CacheConfig | None = None) -> None:
+        if cache is not None:
+            settings = replace(
+                settings,
+                max_total_num_tokens=cache.num_gpu_blocks * cache.block_size,
+                page_size=cache.block_size,
+                disable_radix_cache=not cache.enable_prefix_caching,
+            )
         self.settings = settings
         self.max_concurrent_batches = 2 if settings.overlap else 1
         self.allocator = SlotAllocator(
@@ -127,6 +137,7 @@ class SglangScheduler:
         self._policy = SchedulePolicy(settings, self.tree, self._all_tokens)
         self._processing: tuple[SglangOutput, list[Entry]] | None = None
         self._now_s = 0.0
+        self._num_evictions = 0  # pages
 
     # -- queues ---------------------------------------------------------------
 
@@ -150,8 +161,8 @@ class SglangScheduler:
 
     @property
     def max_servable_tokens(self) -> int:
-        """Longest sequence that comes to its end whatever it meets."""
-        return self.settings.longest_request
+        """Longest sequence that comes to its end, if two tokens early."""
+        return min(self.settings.context_len, self.settings.max_total_num_tokens - 1)
 
     def admission_error(self, request: Request) -> str | None:
         longest = self.settings.longest_prompt
@@ -167,6 +178,8 @@ class SglangScheduler:
         if not self._entries and request.arrival_s > self._rested_s:
             self._rest()
         prompt = self._numbers.prompt(request)
+        longest = self.settings.longest_request
+        request.max_num_tokens = min(request.max_num_tokens, longest)
         max_new_tokens = request.max_num_tokens - request.num_prompt_tokens
         if len(prompt) > self.settings.longest_prompt:
             prompt = np.zeros(1, np.int64)
@@ -214,6 +227,9 @@ class SglangScheduler:
         self._now_s = now_s
         output = SglangOutput()
         if self.tree is not None:
+            for _, removed in self.tree.evictions:
+                num_tokens = sum(length for length, _ in removed)
+                self._num_evictions += num_tokens // self.settings.page_size
             self.tree.evictions.clear()
         batch = self._next_batch(output)
         self._last = batch
@@ -263,9 +279,9 @@ class SglangScheduler:
             settings,
             self.cache,
             running.entries,
-            self.new_token_ratio,
-            num_running if is_mixed else 0,
-            self.tree,
+            ratio=self.new_token_ratio,
+            num_mixed=num_running if is_mixed else 0,
+            tree=self.tree,
         )
         if self.chunked is not None:
             self._look_behind(self.chunked)
@@ -603,9 +619,11 @@ class SglangScheduler:
             self._rested_s = finished[-1].finish_s
         assert self._processing is not None
         (output, entries), self._processing = self._processing, None
-        decoding = {
-            entry for entry, _, _ in output.entries[-output.num_decoding :]
-        } if output.num_decoding else set()
+        decoding = (
+            {entry for entry, _, _ in output.entries[-output.num_decoding :]}
+            if output.num_decoding
+            else set()
+        )
         is_decode = output.mode is Mode.DECODE
         self.ended = []
         if is_decode:
@@ -708,9 +726,10 @@ class SglangScheduler:
         return found + [each for each in self._ending if each.slot >= 0]
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "num_lost_requests": self.num_lost_requests,
-        }
+        found = self.prefix_cache_stats.summary(self._num_evictions)
+        if self.num_lost_requests:
+            found["num_lost_requests"] = self.num_lost_requests
+        return found
 
     def check(self) -> None:
         holders = self._holders()
@@ -722,12 +741,9 @@ class SglangScheduler:
         )
         for entry in self.waiting:
             require(
-                entry.request.status
-                in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+                entry.request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
                 and entry.slot < 0,
                 f"request {entry.request.request_id} waits as "
                 f"{entry.request.status.value}, with request slot {entry.slot}",
             )
-        require(
-            waiting <= self._entries.keys(), "a request waits that the engine lost"
-        )
+        require(waiting <= self._entries.keys(), "a request waits that the engine lost")

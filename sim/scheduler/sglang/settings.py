@@ -38,7 +38,8 @@ class Settings:
     context_len
         Longest sequence of the model.
     chunked_prefill_size
-        Most prompt tokens of a batch; 0 or less for no limit, and whole prompts.
+        Most prompt tokens of a batch; 0 or less, or without `enable_chunked_prefill`,
+        for no limit, and whole prompts.
     max_prefill_tokens
         Prompt tokens after which a batch takes no more requests.
     prefill_max_requests
@@ -61,7 +62,7 @@ class Settings:
     max_queued_requests
         Most that wait; None for no limit.
     overlap
-        Whether a batch is formed while the one before runs (the release's default).
+        Whether a batch is formed while the one before runs.
     need_sort
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
@@ -73,11 +74,14 @@ class Settings:
         Where a value is impossible, or two do not fit together.
     """
 
-    max_total_num_tokens: int
+    max_total_num_tokens: int = 2048
     page_size: int = 1
-    max_running_requests: int = 64
-    context_len: int = 4096
-    chunked_prefill_size: int = 8192
+    max_running_requests: int = field(default=64, metadata={"key": "max_num_seqs"})
+    context_len: int = field(default=4096, metadata={"key": "max_model_len"})
+    chunked_prefill_size: int = field(
+        default=8192, metadata={"key": "max_num_batched_tokens"}
+    )
+    enable_chunked_prefill: bool = True
     max_prefill_tokens: int = 16384
     prefill_max_requests: int | None = None
     enable_mixed_chunk: bool = False
@@ -89,7 +93,7 @@ class Settings:
     schedule_low_priority_values_first: bool = False
     priority_scheduling_preemption_threshold: int = 10
     max_queued_requests: int | None = None
-    overlap: bool = True
+    overlap: bool = field(default=False, metadata={"key": "async_scheduling"})
     need_sort: bool = False
     engine_version: str = "0.5.9"
     has_connector: bool = field(default=False, init=False)
@@ -113,7 +117,7 @@ class Settings:
                 f"max_total_num_tokens must be a multiple of page_size "
                 f"{self.page_size}, got {self.max_total_num_tokens}"
             )
-        if 0 < self.chunked_prefill_size < self.page_size:
+        if self.chunk is not None and self.chunk < self.page_size:
             raise SchedulerError(
                 f"chunked_prefill_size must be at least page_size {self.page_size}, or "
                 f"-1 for whole prompts, got {self.chunked_prefill_size}"
@@ -146,6 +150,12 @@ class Settings:
         return self.engine_version.startswith("0.5.10")
 
     @property
+    def chunk(self) -> int | None:
+        """Most prompt tokens of a batch; None for no limit."""
+        size = self.chunked_prefill_size
+        return size if self.enable_chunked_prefill and size > 0 else None
+
+    @property
     def policy(self) -> str:
         """The queue's order; without a radix cache prefixes order nothing."""
         policy = self.schedule_policy
@@ -155,7 +165,7 @@ class Settings:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of a request, prompt and output, which the engine stops at."""
+        """Tokens of prompt and output at which the engine stops a request."""
         return min(self.context_len, self.max_total_num_tokens) - 2
 
     @property

@@ -6,6 +6,7 @@ from sim.scheduler.log.files import read_log, write_log
 from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import DecisionDriver
 from sim.studies.conformance.pair import PairDriver, driver_of
+from sim.studies.conformance.sglang import SglangDriver
 from sim.studies.conformance.sizing import SizingCases, load_sizing_cases
 from sim.studies.conformance.workload import DecisionWorkload, load_workload
 
@@ -14,6 +15,7 @@ __all__ = [
     "DecisionWorkload",
     "Difference",
     "PairDriver",
+    "SglangDriver",
     "SizingCases",
     "driver_of",
     "first_difference",

@@ -13,6 +13,7 @@ from sim.studies.conformance.fields import (
     Positive,
     Share,
     Table,
+    Whole,
 )
 from sim.studies.conformance.played_pair import PairSide  # noqa: TC001  # pydantic
 from sim.studies.conformance.played_worker import (  # noqa: TC001  # pydantic
@@ -111,6 +112,38 @@ class HfFifoEngine(_Engine):
     max_blocks_per_request: Count = 0  # no block table, as on the CPU
 
 
+class SglangEngine(Table):
+    """SGLang 0.5.9 and 0.5.10, under its own names.
+
+    What is left out is what the logs' driver takes, such as no overlap.
+    """
+
+    max_total_num_tokens: Annotated[Positive, Field(le=MAX_BLOCKS)] = 2048
+    page_size: Positive = 1
+    max_running_requests: Positive = 64
+    context_len: Positive = 4096
+    chunked_prefill_size: Whole = 8192
+    max_prefill_tokens: Positive = 16384
+    prefill_max_requests: Positive | None = None
+    enable_mixed_chunk: bool = False
+    schedule_policy: str = "fcfs"
+    schedule_conservativeness: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    disable_radix_cache: bool = False
+    radix_eviction_policy: str = "lru"
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: Whole = 10
+    max_queued_requests: Positive | None = None
+    overlap: bool = False
+    need_sort: bool = False
+    max_steps: Positive = 5000
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        return read_config(data)
+
+
 class PlannedEngine(V1Engine):
     """`V1Engine` before its pool is planned."""
 
@@ -120,14 +153,15 @@ class PlannedEngine(V1Engine):
     num_gpu_blocks: None = None  # type: ignore[assignment]
 
 
-Engine = CacheflowEngine | V02Engine | V0Engine | V1Engine | HfFifoEngine
+Engine = CacheflowEngine | V02Engine | V0Engine | V1Engine | HfFifoEngine | SglangEngine
 
-ENGINES: dict[str, type[_Engine]] = {
+ENGINES: dict[str, type[Table]] = {
     "cacheflow": CacheflowEngine,
     "v0_2": V02Engine,
     "v0": V0Engine,
     "v1": V1Engine,
     "hf_fifo": HfFifoEngine,
+    "sglang": SglangEngine,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.driver import (
     DecisionDriver,
     SteppedEngine,
@@ -19,6 +20,7 @@ from sim.studies.conformance.played_pair import (
     PairPace,
     ProducerWorker,
 )
+from sim.studies.conformance.sglang import SglangDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +37,7 @@ def driver_of(
     *,
     check: bool = False,
     scheduler: Scheduler | None = None,
-) -> DecisionDriver | PairDriver:
+) -> DecisionDriver | PairDriver | SglangDriver:
     """Return what steps through a workload.
 
     Parameters
@@ -52,6 +54,8 @@ def driver_of(
     SchedulerError
         If the engine cannot be configured so.
     """
+    if workload.generation == SGLANG.name and scheduler is None:
+        return SglangDriver(workload, check=check)
     if workload.pair is None:
         return DecisionDriver(workload, check=check, scheduler=scheduler)
     return PairDriver(workload, check=check)

@@ -61,6 +61,7 @@ class DecisionRequest(Table):
     beam_seed: Whole = 0
     beam_pct: Annotated[Whole, Field(ge=0, le=100)] = 0
     priority: Whole = 0
+    ignore_eos: bool = False
     abort_step: Step | None = None
     stop_after: Positive | None = None
     route_delay: Count | None = None

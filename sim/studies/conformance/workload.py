@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cache.v1.planning import KVCachePlan
 
 _REFERENCE = re.compile(
-    r"(?:vllm|transformers)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
+    r"(?:vllm|transformers|sglang)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -42,7 +42,7 @@ _REFERENCE = re.compile(
 def release_of(reference: str) -> str:
     """Return the release in ``"vllm 0.33.0"``, ``"vLLM v0.33.0"`` or ``"0.33"``.
 
-    So of ``"transformers 5.17.0"``.
+    So of ``"transformers 5.17.0"`` and ``"sglang 0.5.10.post1"``.
 
     What is no release comes back as it is.
     """
@@ -201,7 +201,7 @@ class DecisionWorkload(Table):
 
 
 def generation_of(engine_version: str) -> str:
-    """Return the generation that follows a release of vLLM or transformers."""
+    """Return the generation that follows a release of an engine."""
     for name, generation in OURS.items():
         if generation.takes(engine_version):
             return name

@@ -1,0 +1,106 @@
+"""SGLang's argument names, beside the names that all engines share here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sim.errors import ConfigError
+from sim.hardware.capacity.sglang import default_fraction, defaults_of, driver_mib
+from sim.hardware.gpus import load_gpu
+
+NAMES: Final = {
+    "mem_fraction_static": "gpu_memory_utilization",
+    "page_size": "block_size",
+    "max_running_requests": "max_num_seqs",
+    "context_length": "max_model_len",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "tp_size": "tensor_parallel_size",
+}
+"""What SGLang calls keys that mean the same."""
+
+NEGATED: Final = {
+    "disable_radix_cache": "enable_prefix_caching",
+    "disable_overlap_schedule": "async_scheduling",
+    "disable_cuda_graph": "enforce_eager",
+}
+_SAME: Final = frozenset({"disable_cuda_graph"})
+"""Of `NEGATED`, those that are not turned round."""
+_POOL: Final = "max_total_tokens"
+_WHOLE: Final = -1
+
+
+def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
+    """Return an engine table in common names, with SGLang's defaults for its GPU.
+
+    Parameters
+    ----------
+    engine
+        As it was written, not checked yet.
+
+    Raises
+    ------
+    ConfigError
+        If a key is given in both names, or makes no sense.
+    """
+    found = dict(engine)
+    for name, common in (NAMES | NEGATED).items():
+        if name not in found:
+            continue
+        if found.get(common) is not None:
+            raise ConfigError(
+                f"{name}: SGLang's name for {common}, which is given, too; "
+                f"leave one of them out"
+            )
+        value = found.pop(name)
+        if name in NEGATED and name not in _SAME and isinstance(value, bool):
+            value = not value
+        if name == "chunked_prefill_size" and isinstance(value, int) and value <= 0:
+            found["enable_chunked_prefill"] = False
+            continue
+        if value is not None:
+            found[common] = value
+    if _POOL in found:
+        found["num_gpu_blocks_override"] = _pages(found)
+    _fill_in(found)
+    return found
+
+
+def _pages(found: dict[str, Any]) -> int:
+    """Return the pages of a pool that is given in tokens."""
+    num_tokens, size = found.pop(_POOL), found.get("block_size") or 1
+    if (
+        isinstance(num_tokens, bool)
+        or not isinstance(num_tokens, int)
+        or not isinstance(size, int)
+        or num_tokens < 2 * size
+    ):
+        raise ConfigError(
+            f"{_POOL}: must be a whole number of tokens, two pages of {size} "
+            f"at least, got {num_tokens!r}"
+        )
+    return num_tokens // size
+
+
+def _fill_in(found: dict[str, Any]) -> None:
+    """Give what follows from the card, where nothing is said."""
+    gpu, ranks = found.get("gpu"), found.get("tensor_parallel_size", 1)
+    if not isinstance(gpu, str) or not isinstance(ranks, int):
+        return  # refused later, with its key
+    try:
+        memory_mib = driver_mib(load_gpu(gpu))
+    except ConfigError:
+        return
+    chunks = found.get("enable_chunked_prefill", True)
+    if chunks and found.get("max_num_batched_tokens") is None:
+        size = defaults_of(memory_mib, ranks).chunked_prefill_size
+        found["max_num_batched_tokens"] = size
+    if found.get("gpu_memory_utilization") is None:
+        chunk: Any = found.get("max_num_batched_tokens") if chunks else _WHOLE
+        if isinstance(chunk, int):
+            found["gpu_memory_utilization"] = default_fraction(memory_mib, ranks, chunk)
+
+
+def option_of(key: str) -> str:
+    """Return what SGLang calls a key on its command line."""
+    names = {common: name for name, common in (NAMES | NEGATED).items()}
+    return names.get(key, key)

@@ -1,0 +1,193 @@
+"""How many token slots SGLang makes: its own memory rule.
+
+::
+
+    before = free memory once processes have met, before weights are loaded
+    after  = before - weights
+    slots  = (after - before * (1 - mem_fraction_static)) / bytes of a token
+
+It profiles no step: `mem_fraction_static` leaves room for activations and graphs.
+
+Source: SGLang 0.5.9, ``server_args.py`` (`_handle_gpu_memory_settings`),
+``model_executor/model_runner_kv_cache_mixin.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sim.errors import CapacityError
+from sim.hardware.capacity.parts import MemoryParts, memory_parts
+from sim.hardware.capacity.pool import groups_of
+from sim.hardware.gpus import GIB
+
+if TYPE_CHECKING:
+    from sim.hardware.capacity.arguments import EngineArguments
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
+
+_VERSION = re.compile(r"0\.5\.(9|10)(\.post\d{1,2})?")
+_MIB: Final = 2**20
+CONTEXT_GIB: Final = 1.2
+MARGIN_GIB: Final = 0.5
+"""What a GPU holds before the weights: 0.8 to 1.6 GiB in three published logs."""
+CONSTANTS_SOURCE: Final = "SGLang's own rule; CUDA context from three published logs"
+MAX_PREFILL_TOKENS: Final = 16_384
+_DRIVER_MIB: Final = {
+    "t4": 15_360,
+    "rtx_4090": 24_564,
+    "rtx_5090": 32_607,
+    "l40s": 46_068,
+    "a100_sxm": 81_920,
+    "h100_sxm": 81_559,
+    "h20": 97_871,
+    "h200_sxm": 143_771,
+    "b200": 183_359,
+    "mi300x": 196_592,
+}
+"""``nvidia-smi``'s memory.total."""
+_LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What SGLang takes for a card where nothing is said.
+
+    Attributes
+    ----------
+    chunked_prefill_size
+        Prompt tokens of a batch.
+    cuda_graph_max_bs
+        Requests of the largest decode graph.
+    """
+
+    chunked_prefill_size: int
+    cuda_graph_max_bs: int
+
+
+_BY_MIB: Final = (
+    (20_480, 2048, 8, 8),
+    (35_840, 2048, 24, 80),
+    (61_440, 4096, 32, 160),
+    (92_160, 8192, 256, 512),
+    (163_840, 8192, 256, 512),
+)
+"""Below so many MiB: chunk, graphs with fewer than 4 ranks, and with more."""
+_OF_LARGER: Final = (16_384, 512, 512)
+
+
+def is_sglang(engine_version: str) -> bool:
+    """Whether a release is one of SGLang, not of vLLM."""
+    return _VERSION.fullmatch(str(engine_version).strip()[:40]) is not None
+
+
+def driver_mib(gpu: GpuSpec) -> float:
+    """Return the memory of a card as its driver reports it, in MiB.
+
+    Engines see less of it; what they see stands in for cards that are not listed.
+    """
+    return _DRIVER_MIB.get(gpu.name, gpu.memory_bytes / _MIB)
+
+
+def defaults_of(memory_mib: float, tensor_parallel_size: int) -> Defaults:
+    """Return the defaults of a card with so much memory."""
+    found = (row[1:] for row in _BY_MIB if memory_mib < row[0])
+    chunk, few, many = next(found, _OF_LARGER)
+    return Defaults(chunk, few if tensor_parallel_size < 4 else many)
+
+
+def default_fraction(
+    memory_mib: float, tensor_parallel_size: int, chunked_prefill_size: int
+) -> float:
+    """Return `mem_fraction_static` where it is not given.
+
+    Parameters
+    ----------
+    memory_mib
+        Of the card, see `driver_mib`.
+    tensor_parallel_size
+        Ranks.
+    chunked_prefill_size
+        0 or less: no chunks.
+    """
+    size = memory_mib
+    chunk = chunked_prefill_size
+    chunk = max(chunk, 2048) if chunk > 0 else MAX_PREFILL_TOKENS
+    graphs = defaults_of(memory_mib, tensor_parallel_size).cuda_graph_max_bs
+    reserved = 512 + 1.5 * chunk + 2 * graphs + 1024 * tensor_parallel_size / 8
+    if size > 61_440:
+        reserved = max(reserved, 10_240)
+    return round((size - reserved) / size, 3)
+
+
+def most_requests(num_tokens: int, context_len: int, given: int | None) -> int:
+    """Return `max_running_requests` of a pool of so many tokens."""
+    if given is not None:
+        return given
+    slots = max(int(num_tokens / context_len * 512), _LEAST_REQUESTS)
+    return max(min(slots, _MOST_REQUESTS, num_tokens // 2), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SglangMemory:
+    """The parts of a rank's memory, and the interval of its pages."""
+
+    parts: MemoryParts
+    num_blocks_low: int
+    num_blocks_high: int
+
+
+def sglang_memory(arguments: EngineArguments) -> SglangMemory:
+    """Return the parts of one rank's memory; pages are blocks.
+
+    Raises
+    ------
+    CapacityError
+        For layers with windows or states, whose pools are not built.
+    """
+    model = arguments.model
+    refuse_layers(model)
+    weights = memory_parts(arguments).weights_bytes
+    block_bytes = groups_of(arguments).layout.bytes_per_block
+    total = round(driver_mib(arguments.gpu) * _MIB)
+
+    def parts_with(context_gib: float) -> MemoryParts:
+        context = round(context_gib * GIB)
+        before = total - context
+        left = round(before * (1 - arguments.gpu_memory_utilization))
+        return MemoryParts(
+            requested_bytes=total - left,
+            weights_bytes=weights,
+            activation_peak_bytes=0,
+            non_torch_bytes=context,
+            cuda_graph_bytes=0,
+            activation_argument="mem_fraction_static",
+        )
+
+    low, high = (
+        max(0, parts_with(CONTEXT_GIB + side * MARGIN_GIB).available_kv_bytes)
+        for side in (1, -1)
+    )
+    return SglangMemory(
+        parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
+    )
+
+
+def refuse_layers(model: ModelArchitecture) -> None:
+    """Refuse models whose layers do not cache every token alike."""
+    unlike = model.num_sliding_layers + model.num_state_layers
+    if unlike:
+        raise CapacityError(
+            f"model must have full attention in all layers for SGLang, {model.name} "
+            f"has {unlike} with a window or a state, whose pools are not built; use "
+            f"another model, or a vLLM release"
+        )
+
+
+def with_requests(arguments: EngineArguments, num_tokens: int) -> EngineArguments:
+    """Return arguments with the limit of requests that follows from the pool."""
+    given = arguments.max_num_seqs or None
+    longest = arguments.max_model_len or arguments.model.max_position_embeddings
+    return replace(arguments, max_num_seqs=most_requests(num_tokens, longest, given))

@@ -1,0 +1,155 @@
+"""The event loop of SGLang, step by step: no clock, one line an iteration."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from sim.engine.sampling import InFlightSampler
+from sim.scheduler.log.lines import names_of
+from sim.scheduler.log.sglang import SglangLog
+from sim.scheduler.sglang.scheduler import OutOfMemoryError, SglangScheduler
+from sim.scheduler.sglang.settings import Settings
+from sim.studies.conformance.driver import make_request
+from sim.studies.conformance.engines import SglangEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.scheduler.log.lines import Line
+    from sim.scheduler.request import Request
+    from sim.scheduler.sglang.requests import SglangOutput
+    from sim.studies.conformance.workload import DecisionWorkload
+
+_MOST_IDLE_STEPS: Final = 3
+"""A queue that nothing moves in as many steps is stalled."""
+
+
+class SglangDriver:
+    """Steps the `sglang` scheduler through a workload as the reference's driver does.
+
+    ::
+
+        normal    schedule, run, process the result
+        overlap   schedule, run, process the result of the step before
+
+    Parameters
+    ----------
+    workload
+        Of SGLang.
+    check
+        Whether the scheduler proves its invariants after every call.
+
+    Attributes
+    ----------
+    scheduler
+        What decides.
+    num_steps, num_preemptions
+        So far; retractions are preemptions.
+    ending
+        ``"done"``, ``"stalled"``, ``"died"`` or ``"cut"``, once the log has ended.
+    """
+
+    def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
+        engine = workload.engine
+        assert isinstance(engine, SglangEngine)
+        written = engine.model_dump(exclude={"max_steps"})
+        settings = Settings(**written, engine_version=workload.engine_version)
+        self.scheduler = SglangScheduler(settings)
+        self.num_steps = self.num_preemptions = 0
+        self.ending = ""
+        self._max_steps = engine.max_steps
+        self._check = check
+        self._requests = requests_of(workload, settings)
+        self.names = list(self._requests)
+        self._log = SglangLog(self.scheduler, self.names)
+        self._sample = InFlightSampler(self.scheduler)
+        self._results = deque[tuple[int, "SglangOutput"]]()
+        self._arrivals = deque(
+            (raw.arrival_step, self._requests[raw.id]) for raw in workload.requests
+        )
+        dues = [
+            (raw.abort_step, raw.id)
+            for raw in workload.requests
+            if raw.abort_step is not None
+        ]
+        self._aborts = deque(sorted(dues))
+
+    def lines(self) -> Iterator[Line]:
+        """Run the workload, and yield a line for each iteration of the event loop."""
+        step, num_idle = 0, 0
+        while step < self._max_steps:
+            while self._arrivals and self._arrivals[0][0] <= step:
+                self.scheduler.add_request(self._arrivals.popleft()[1])
+            line: Line = {"t": step} | self._abort_due(step)
+            try:
+                line |= self._call(step)
+            except OutOfMemoryError as error:
+                self.ending = "died"
+                yield line | {"error": str(error)}
+                return
+            is_idle = line["mode"] == "idle"
+            num_idle = num_idle + 1 if is_idle and line["waiting"] else 0
+            if num_idle == _MOST_IDLE_STEPS and not (self._arrivals or self._aborts):
+                self.ending = "stalled"
+                yield line | {"stalled": True}
+                return
+            yield line
+            step += 1
+            if is_idle and not (line["waiting"] or line["running"]):
+                if not self._arrivals:
+                    self.ending = "done"
+                    return
+                step = max(step, self._arrivals[0][0])
+        self.ending = "cut"
+
+    def _abort_due(self, step: int) -> Line:
+        aborted = []
+        while self._aborts and self._aborts[0][0] <= step:
+            name = self._aborts.popleft()[1]
+            request = self._requests[name]
+            if not request.status.is_finished:
+                self.scheduler.abort(request)
+                aborted.append(name)
+        return {"abort": aborted} if aborted else {}
+
+    def _call(self, step: int) -> Line:
+        """Call the scheduler, and process the result that is due."""
+        output = self.scheduler.schedule(float(step))
+        self.num_steps += 1
+        self.num_preemptions += len(output.preemptions)
+        self._prove()
+        line = self._log.batch(output) | self._log.queues()
+        self._results.append((step, output))
+        if len(self._results) == self.scheduler.max_concurrent_batches:
+            of_step, result = self._results.popleft()
+            self.scheduler.update(self._sample(result, of_step, float(of_step)))
+            self._prove()
+            if ended := self.scheduler.ended:
+                line["fin"] = names_of(ended, self.names)
+        return line | {"free_end": self._log.free()}
+
+    def _prove(self) -> None:
+        if self._check:
+            self.scheduler.check()
+
+
+def requests_of(workload: DecisionWorkload, settings: Settings) -> dict[str, Request]:
+    """Construct the requests of a workload, by name and in order of arrival.
+
+    Under priority scheduling one without a priority is the least urgent.
+    """
+    no_priority = 0
+    if settings.enable_priority_scheduling:
+        is_low_first = settings.schedule_low_priority_values_first
+        no_priority = sys.maxsize if is_low_first else -sys.maxsize - 1
+    found = {}
+    for index, raw in enumerate(workload.requests):
+        request = make_request(index, raw, settings.longest_request)
+        request.arrival_s = 0.0  # steps are no seconds
+        request.ignore_eos = raw.ignore_eos
+        if "priority" not in raw.model_fields_set:
+            request.priority = no_priority
+        found[raw.id] = request
+    return found

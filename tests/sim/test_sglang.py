@@ -1,0 +1,237 @@
+"""Runs of the `sglang` generation: keys, pools, what its rules do to traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError, UserError
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.capacity.sglang import default_fraction, defaults_of, most_requests
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
+from sim.studies.conformance import driver_of, first_difference
+from sim.studies.conformance.workload import DecisionWorkload
+from tests.sim.test_config import minimal
+
+
+def data_of(workload: dict[str, Any] | None = None, **engine: Any) -> dict[str, Any]:
+    data = minimal(
+        scheduler="sglang", **{"max_total_tokens": 640, "page_size": 16} | engine
+    )
+    data["workload"]["synthetic"] |= {
+        "num_requests": 60,
+        "arrivals": {"kind": "poisson", "rate": 60.0},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 120},
+        "output_tokens": {"kind": "uniform", "low": 5, "high": 60},
+    }
+    data["workload"] |= {"max_tokens": 60} | (workload or {})
+    data["cost"] = {"kind": "roofline"}
+    return data
+
+
+def ran(data: dict[str, Any]) -> Any:
+    return Simulation(parse_config(data)).run(check_every=1)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {},
+        {"disable_overlap_schedule": True},
+        {"disable_radix_cache": True},
+        {"enable_mixed_chunk": True, "chunked_prefill_size": 64},
+        {"schedule_policy": "lpm"},
+        {"schedule_policy": "dfs-weight"},
+        {"enable_priority_scheduling": True, "max_running_requests": 6},
+        {"page_size": 1, "engine_version": "0.5.10", "radix_eviction_policy": "slru"},
+        {"chunked_prefill_size": -1},
+    ],
+)
+def test_under_pressure_all_are_served(engine: dict[str, Any]) -> None:
+    engine = {"schedule_conservativeness": 0.01} | engine
+    priority = {0: 0.5, 20: 0.5}
+    results = ran(data_of({"priority": priority}, **engine))
+    requests, summary = results.requests, results.summary
+    lost = summary.get("num_lost_requests", 0)
+    assert (requests["status"] == "finished_stopped").sum() == 60 - lost
+    assert summary["num_preemptions"] == len(results.preemptions)
+    assert summary["num_preemptions"] > 0
+    assert summary["kv_cache_usage_max"] <= 1.0
+
+
+def test_prefill_goes_first() -> None:
+    """While prompts are there no request decodes, but in mixed batches."""
+    steps = {
+        is_mixed: ran(data_of(max_total_tokens=6400, enable_mixed_chunk=is_mixed)).steps
+        for is_mixed in (False, True)
+    }
+    for is_mixed, table in steps.items():
+        both = (table["num_prefill_tokens"] > 0) & (table["num_decodes"] > 0)
+        assert both.any() == is_mixed
+
+
+def test_its_own_names_are_the_common_ones() -> None:
+    own = data_of(
+        max_running_requests=7,
+        context_length=500,
+        chunked_prefill_size=64,
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+    )
+    common = data_of(
+        max_num_seqs=7,
+        max_model_len=500,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+    )
+    del common["engine"]["max_total_tokens"], common["engine"]["page_size"]
+    common["engine"] |= {"num_gpu_blocks_override": 40, "block_size": 16}
+    first, second = (parse_config(data) for data in (own, common))
+    assert first == second
+    assert simulate(first).requests.equals(simulate(second).requests)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"page_size": 16, "block_size": 16},
+            "page_size: SGLang's name for block_size",
+        ),
+        (
+            {"max_total_tokens": 16},
+            "max_total_tokens: must be a whole number of tokens",
+        ),
+        ({"watermark": 0.1}, "watermark: the sglang generation has no such key"),
+        ({"pipeline_parallel_size": 2}, "pipelines are built for v1 only, got 2"),
+        ({"engine_version": "0.5.8"}, "covers SGLang 0.5.9 and 0.5.10, got '0.5.8'"),
+        ({"radix_eviction_policy": "lfru"}, "radix_eviction_policy must be one of lru"),
+        (
+            {"enable_priority_scheduling": True, "schedule_policy": "lpm"},
+            "schedule_policy must be one of fcfs, lof with enable_priority_scheduling",
+        ),
+        ({"model": "openai/gpt-oss-120b"}, "full attention in all layers for SGLang"),
+        (
+            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+            "drafts",
+        ),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        Simulation(parse_config(data_of(**engine)))
+
+
+def test_other_generations_do_not_know_its_keys() -> None:
+    with pytest.raises(ConfigError, match=r"schedule_policy.*sglang has it"):
+        parse_config(minimal(schedule_policy="lpm"))
+
+
+@pytest.mark.parametrize(
+    ("mib", "ranks", "fraction"),
+    [
+        (15_360, 1, 0.757),
+        (15_360, 8, 0.699),
+        (24_564, 1, 0.847),
+        (40_960, 8, 0.805),
+        (46_068, 1, 0.851),
+        (81_559, 1, 0.835),
+        (81_559, 8, 0.818),
+        (143_771, 1, 0.907),
+        (143_771, 8, 0.897),
+        (183_359, 1, 0.857),
+        (196_592, 8, 0.862),
+    ],
+)
+def test_the_share_of_memory_is_that_of_the_card(
+    mib: int, ranks: int, fraction: float
+) -> None:
+    chunk = defaults_of(mib, ranks).chunked_prefill_size
+    assert default_fraction(mib, ranks, chunk) == fraction
+
+
+def test_published_limits_of_requests() -> None:
+    # max_total_num_tokens, context, and what the log says
+    for num_tokens, context, logged in (
+        (325_376, 40_960, 4067),
+        (980_344, 163_840, 3063),
+        (665_690, 65_536, 4096),
+        (903_439, 131_072, 3529),
+    ):
+        assert most_requests(num_tokens, context, None) == logged
+    assert most_requests(100, 4096, None) == 50
+    assert most_requests(100, 4096, 7) == 7
+
+
+def test_a_published_pool_is_predicted() -> None:
+    # Llama-3.1-8B on a card of 80 GB, share 0.88: 444,500 tokens in the log
+    estimate = estimate_capacity(
+        "meta-llama/Llama-3.1-8B",
+        "a100_sxm",
+        engine_version="0.5.9",
+        block_size=1,
+        gpu_memory_utilization=0.88,
+    )
+    assert estimate.kv_cache_tokens == pytest.approx(444_500, rel=0.01)
+    assert estimate.num_gpu_blocks_low < 444_500 < estimate.num_gpu_blocks_high
+    assert estimate.max_num_seqs == 2048
+
+
+def test_pages_of_a_small_card() -> None:
+    config = parse_config(minimal(scheduler="sglang", gpu="rtx_4090", page_size=16))
+    engine = config.engine
+    assert (engine.max_num_batched_tokens, engine.block_size) == (2048, 16)
+    assert engine.gpu_memory_utilization == pytest.approx(0.847, abs=0.002)
+    assert engine.schedules_ahead
+
+
+WORKLOAD = {
+    "schema": 1,
+    "reference": "sglang 0.5.9",
+    "config": {"max_total_num_tokens": 64, "schedule_conservativeness": 0.02},
+    "requests": [
+        {
+            "id": f"r{i}",
+            "arrival_step": i,
+            "prompt": [[7, 8], [i, 4]],
+            "output_len": 30,
+            "out_seed": 50 + i,
+        }
+        for i in range(4)
+    ],
+}
+
+
+def lines_of(**config: Any) -> list[dict[str, Any]]:
+    data = WORKLOAD | {"config": WORKLOAD["config"] | config}
+    workload = DecisionWorkload.model_validate(data)
+    return list(driver_of(workload, check=True).lines())
+
+
+def test_a_small_log_by_hand() -> None:
+    lines = lines_of()
+    assert lines[0]["batch"] == [["r0", 12, 0, 0]]
+    assert lines[0]["kv"] == {"r0": [0, [*range(1, 13)]]}
+    # the second finds the first eight tokens, which the first has shared by then
+    assert lines[1]["batch"] == [["r1", 4, 8, 1]]
+    assert lines[1]["kv"]["r1"][1] == [*range(1, 9), 13, 14, 15, 16]
+    assert (lines[1]["nodes"], lines[1]["free"]) == (2, [48, 0, 12])
+    retracted = [line["retract"] for line in lines if "retract" in line]
+    assert retracted
+    ended = [name for line in lines for name in line.get("fin", ())]
+    assert sorted(ended) == ["r0", "r1", "r2", "r3"]
+
+
+def test_overlap_processes_a_result_a_step_later() -> None:
+    plain, ahead = (
+        lines_of(max_total_num_tokens=640),
+        lines_of(max_total_num_tokens=640, overlap=True),
+    )
+    first = next(line["t"] for line in plain if "fin" in line)
+    later = next(line["t"] for line in ahead if "fin" in line)
+    assert later == first + 1
+    assert first_difference(plain[:first], ahead[:first]) is not None
