@@ -288,8 +288,10 @@ def test_how_requests_sample_shows(generation: str) -> None:
     assert plain == pressed(generation, engine, {"priority": 0})
     # A service level is for reports, whatever the engine.
     assert plain == pressed(generation, engine, {"slo_class": {"a": 0.5, "b": 0.5}})
-    # One step at a time, all that ends has ended when the next one is scheduled.
-    assert plain == pressed(generation, engine, {"output_end": "length"})
+    # One step at a time, all that ends has ended when the next one is scheduled; but
+    # SGLang lets requests in by the limits of their outputs.
+    known = pressed(generation, engine, {"output_end": "length"})
+    assert (plain == known) == (generation != "sglang")
     tried = {key for key, *_ in cases} | {"priority", "slo_class", "output_end"}
     # Below, in tests/sim/test_speculative_run.py, and in tests/sim/test_patience.py.
     elsewhere = {"resample", "acceptance", "client"}
