@@ -379,6 +379,7 @@ OF_OTHER_COMMANDS = (
     "speculative_plan",
     "speculative_sweep",
     "sweep_",
+    "vllm_or_sglang",
 )
 RUNS = [
     path
