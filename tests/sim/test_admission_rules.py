@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.engine.sampling import sample
@@ -22,7 +24,7 @@ from sim.scheduler.admission import (
     Watermark,
 )
 from sim.scheduler.admission.output_lengths import OutputLengths
-from sim.scheduler.admission.past_future import _peak
+from sim.scheduler.admission.past_future import _excess
 from sim.scheduler.generations import OURS
 from sim.scheduler.victims import VICTIMS
 from sim.scheduler.views import EngineView, RequestView, WaitingRequest
@@ -202,7 +204,35 @@ def test_the_peak_is_that_of_a_plain_replay() -> None:
             )
             most = max(most, taken)
         growth = 16.0 * np.array(rests)
-        assert _peak(growth / 16, np.array(held)) == most
+        growths, known = growth / 16, np.array(held, float)
+        assert _excess(growths, known, most) <= 0 < _excess(growths, known, most - 1)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.floats(0.01, 30), st.integers(0, 40), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    most=st.integers(-20, 300),
+    data=st.data(),
+)
+def test_what_exceeds_the_pool_goes_on_to_until_growths_fell_by_as_much(
+    rows: list[tuple[float, int, bool]], most: int, data: st.DataObject
+) -> None:
+    """Growths fall, and known blocks come out of what is free: the peak stays above."""
+    growths = np.array([each[0] for each in rows])
+    known = np.array([each[1] for each in rows], float)
+    excess = _excess(growths, known, most)
+    if excess <= 0:
+        return
+    fallen = data.draw(st.floats(0, 1, exclude_max=True)) * excess * (1 - 1e-9)
+    falls = np.array([each[2] for each in rows])
+    taken = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))
+    )
+    later = growths - falls * fallen
+    assert _excess(later, known + taken, most - sum(taken)) > 0
 
 
 @pytest.mark.parametrize(

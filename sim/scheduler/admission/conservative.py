@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import SchedulerError
@@ -70,6 +70,17 @@ class Conservative:
         self._columns: RunningColumns | None = None
         self._num_beside = 0  # requests beside those that are looked through
         self._num_blocks_to_come = 0
+
+    @property
+    def num_standing_steps(self) -> float:
+        """Return in how many further steps the latest refusal surely stands.
+
+        As long as nothing of the head is cached, and no request ends, is admitted,
+        preempted or withdrawn. Decodes are expected to be longer, not shorter, the
+        longer they are, and every block that they take is one that is free no more.
+        With more than the expected rest on top, the sum falls while the rest does.
+        """
+        return inf if self.conservativeness <= 1 else 0
 
     def finished(self, request: RequestView) -> None:
         """Learn how long an output was; see `AdmissionRule`."""

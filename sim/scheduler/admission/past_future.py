@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.admission.conservative import Conservative
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
         RunningRequest,
         WaitingRequest,
     )
+
+_MARGIN_STEPS = 1e-6
+"""More than what growths that are computed later are off."""
 
 
 class PastFuture(Conservative):
@@ -36,16 +39,24 @@ class PastFuture(Conservative):
     """
 
     def admits(self, head: WaitingRequest, engine: EngineView) -> bool:
-        available = engine.num_available_blocks
+        available, size = engine.num_available_blocks, engine.block_size
+        self._num_standing_steps: float = inf
         if not self.lengths.is_known or head.num_full_blocks > available:
             return head.num_full_blocks <= available
         self._look_through(engine)
         num_full_blocks = head.num_full_blocks
-        self._put(self._growth(head), engine.block_size, num_full_blocks)
-        peak = (
-            _peak(*self._table[:, : self._num_counted + 1]) + self._num_lacking_blocks
-        )
-        return bool(peak + num_full_blocks <= available)
+        self._put(self._growth(head), size, num_full_blocks)
+        most = available - num_full_blocks - self._num_lacking_blocks
+        num_to_fall = _excess(*self._table[:, : self._num_counted + 1], most)
+        steps = num_to_fall * size / self.conservativeness - _MARGIN_STEPS
+        self._num_standing_steps = floor(max(steps, 0))
+        return num_to_fall <= 0
+
+    @property
+    def num_standing_steps(self) -> float:
+        # In a step a growth falls by a token, times the factor, at most; what is known
+        # grows, and with it what is taken of the pool.
+        return self._num_standing_steps
 
     def _begin(self, running: RunningColumns, size: int) -> None:
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
@@ -75,16 +86,33 @@ class PastFuture(Conservative):
         self._table[1, row] = num_known_blocks
 
 
-def _peak(growths: Any, known: Any) -> float:
-    """Return the most blocks that are ever taken beside those of known tokens.
+def _excess(growths: Any, known: Any, most: int) -> float:
+    """Return by how much all growths may fall before the peak is at most `most`.
 
-    Of each request: growth in blocks, rounded up here, and blocks of known tokens.
+    Below 0 if it is. The peak is the most blocks that are ever taken beside those of
+    known tokens.
+
+    Parameters
+    ----------
+    growths
+        Of each request, in blocks, to be rounded up.
+    known
+        Blocks of its known tokens.
+    most
+        Blocks.
+
+    Notes
+    -----
+    A peak is that of the requests that are left at the end of one of them; if others
+    fall behind it, or less, the peak of these is at least what is left of it.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
     order = growths.argsort()
+    grown = growths[order]
     # At the end of each, all that are left have grown by as much. Where several end
     # together the first has the most left, whichever it is.
-    peaks = np.ceil(growths[order]) * np.arange(len(order), 0, -1)
-    peaks[1:] -= known[order].cumsum()[:-1]
-    return float(peaks.max())
+    room = np.full(len(order), float(most))
+    room[1:] += known[order].cumsum()[:-1]
+    room //= np.arange(len(order), 0, -1)
+    return float((grown - room).max())

@@ -82,6 +82,7 @@ class Holdings:
     # derives from this one has more, and would look each of them up by name.
     __slots__ = (
         "_blocked_head",
+        "_blocked_until",
         "_choice",
         "_columns",
         "_columns_step",
@@ -148,6 +149,7 @@ class Holdings:
         self._desk: AdmissionDesk | None = None
         self._num_admitted = 0
         self._blocked_head: Request | None = None
+        self._blocked_until = 0  # it is not looked at before the step behind it
         self._is_admitting = False
         self._columns_step = -1
         self._unseen: list[Request] = []  # decodes whose tables were not looked at

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sim.errors import SchedulerError
 from sim.scheduler.admission.conservative import Conservative
+from sim.scheduler.admission.past_future import PastFuture
 from sim.scheduler.views import (
     EngineView,
     RequestView,
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.request import Request
     from sim.scheduler.views import ColumnHoldings, Holdings
+
+NEVER = 1 << 62
+"""More steps than a run has."""
 
 
 class AdmissionDesk:
@@ -38,8 +42,8 @@ class AdmissionDesk:
     Attributes
     ----------
     refusals_stand
-        Whether the rule says no to a head of which nothing is cached until something
-        is, or a request ends, is preempted or withdrawn.
+        Whether the rule says how long it goes on to say no to a head of which nothing
+        is cached, if no request ends, is preempted or withdrawn.
     """
 
     def __init__(
@@ -56,10 +60,7 @@ class AdmissionDesk:
         self._block_size = block_size
         self._columns = columns
         self._finished = getattr(rule, "finished", None)
-        # Decodes are expected to be longer, not shorter, the longer they are, and every
-        # block that they take is one that is free no more. With more than the expected
-        # rest on top, the sum falls while the rest does.
-        self.refusals_stand = type(rule) is Conservative and rule.conservativeness <= 1
+        self.refusals_stand = type(rule) in {Conservative, PastFuture}
 
     def admits(
         self,
@@ -98,6 +99,11 @@ class AdmissionDesk:
                 f"{str(answer)[:60]}; mend {type(self._rule).__name__}"
             )
         return bool(answer)
+
+    @property
+    def num_standing_steps(self) -> int:
+        """Return in how many further steps the latest refusal stands, if any do."""
+        return int(min(cast("Conservative", self._rule).num_standing_steps, NEVER))
 
     def finished(self, requests: Iterable[Request]) -> None:
         """Tell the rule of requests that have ended, if it wants to know."""

@@ -16,6 +16,7 @@ from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.plan import Plan
 from sim.scheduler.v1.policies import (
+    NEVER,
     AdmissionDesk,
     PrefillInterval,
     SharedPrefillInterval,
@@ -505,7 +506,11 @@ class Scheduler(Holdings):
         self._is_admitting = True
         while waiting and budget and len(running) < self._most_running:
             request = waiting.peek_request()
-            if request is self._blocked_head and not tables.watch_hit:
+            if (
+                request is self._blocked_head
+                and self.step <= self._blocked_until
+                and not tables.watch_hit
+            ):
                 break
             if groups is not None:
                 in_flight = self._in_flight
@@ -640,6 +645,7 @@ class Scheduler(Holdings):
             self._asks_for_full_prompt and not is_alone
         )
         num_needed = max(num_blocks, num_all) if reserves_all else num_blocks
+        num_standing_steps = NEVER
         if num_needed <= num_free:
             if self._desk is None or is_alone:
                 return True
@@ -650,12 +656,17 @@ class Scheduler(Holdings):
                 return True
             if found.num_blocks:
                 return False  # a free block's copy, held by others, may be found next
+            if self._heads_stay_blocked:
+                num_standing_steps = self._desk.num_standing_steps
         if self.groups is not None and reserves_all:
             self.groups.refused(request, num_all_slots)
-        if self._heads_stay_blocked and (
-            reserves_all or num_tokens == num_whole or not self.enable_caching
+        if (
+            self._heads_stay_blocked
+            and num_standing_steps
+            and (reserves_all or num_tokens == num_whole or not self.enable_caching)
         ):
             self._blocked_head = request
+            self._blocked_until = self.step + num_standing_steps
             self.tables.watch(request, num_whole, found)
         return False
 
@@ -705,20 +716,11 @@ class Scheduler(Holdings):
 
         Changes nothing.
         """
-        waiting = self.waiting
-        if waiting:
-            head = self._blocked_head
-            if head is None or head is not waiting.peek_request():
-                looks_at_head = len(self.running) < self._most_running
-            else:  # it looks again in the step that fills a block it waits for
-                looks_at_head = self.enable_caching and self.tables.will_fill_watched(
-                    self.running
-                )
-            if looks_at_head or self._interval is not None:
-                return 0
+        if self.waiting:
+            most = min(most, self._num_steps_unasked())
         clock = self.clock
         num_decodes = clock.num_decodes
-        if self.prefilling or not 0 < num_decodes <= self._budget:
+        if most <= 0 or self.prefilling or not 0 < num_decodes <= self._budget:
             return 0
         if self._gives_up_blocks:
             return self._num_steps_of_groups(most)
@@ -731,6 +733,18 @@ class Scheduler(Holdings):
             if num_free < 0:
                 return num_steps
         return most
+
+    def _num_steps_unasked(self) -> int:
+        """Return for how many steps nothing asks whether the head may be admitted."""
+        if self._interval is not None:
+            return 0
+        head = self._blocked_head
+        if head is None or head is not self.waiting.peek_request():
+            return 0 if len(self.running) < self._most_running else NEVER
+        # It looks again in the step that fills a block it waits for.
+        if self.enable_caching and self.tables.will_fill_watched(self.running):
+            return 0
+        return self._blocked_until - self.step
 
     def _num_steps_of_groups(self, most: int) -> int:
         """Return how many steps, at most `most`, surely have their blocks."""
