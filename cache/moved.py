@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -21,3 +23,9 @@ def moved(old: str, new: str) -> Callable[[str], Any]:
         return found
 
     return from_new
+
+
+def register_moved(old: str, new: str) -> None:
+    """Let module `old` of a package that is being imported be found without a file."""
+    module = sys.modules[old] = ModuleType(old, f"Deprecated: import from `{new}`.")
+    module.__dict__["__getattr__"] = moved(old, new)

@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cache.moved import register_moved
+
 if TYPE_CHECKING:
     from sim.api import (
         Results,
@@ -46,6 +48,8 @@ __all__ = [
     "sweep",
     "validate",
 ]
+
+register_moved("sim.cost", "sim.costs")
 
 _HOMES = dict.fromkeys(__all__, "sim.api") | {
     "estimate_capacity": "sim.hardware.capacity",

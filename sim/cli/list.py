@@ -7,62 +7,38 @@ from typing import TYPE_CHECKING
 from sim.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
-def models(*words: str, json: options.Json = False) -> int:
-    """List the bundled models: parameters, layers, KV cache and lengths.
+def _short_form(kind: str, what: str, example: str) -> Callable[..., int]:
+    """Return the command that lists one kind, with its help."""
 
-    Parameters
-    ----------
-    words
-        List those only that have all of these words in their facts: qwen3 fp8.
-    """
-    return _print("models", words, as_json=json)
+    def listed(*words: str, json: options.Json = False) -> int:
+        return _print(kind, words, as_json=json)
 
-
-def gpus(*words: str, json: options.Json = False) -> int:
-    """List the bundled GPUs: memory, bandwidth, FLOP/s by dtype and links.
+    listed.__doc__ = f"""List the {what}.
 
     Parameters
     ----------
     words
-        List those only that have all of these words in their facts: h100 pcie.
+        List those only that have all of these words in their facts: {example}.
     """
-    return _print("gpus", words, as_json=json)
+    return listed
 
 
-def schedulers(*words: str, json: options.Json = False) -> int:
-    """List the schedulers: releases that they cover, and what they do.
-
-    Parameters
-    ----------
-    words
-        List those only that have all of these words in their facts: v1.
-    """
-    return _print("schedulers", words, as_json=json)
-
-
-def routers(*words: str, json: options.Json = False) -> int:
-    """List the routers of fleets, and how each chooses an engine.
-
-    Parameters
-    ----------
-    words
-        List those only that have all of these words in their facts: prefix.
-    """
-    return _print("routers", words, as_json=json)
-
-
-def readers(*words: str, json: options.Json = False) -> int:
-    """List the readers of recorded traffic.
-
-    Parameters
-    ----------
-    words
-        List those only that have all of these words in their facts: azure.
-    """
-    return _print("trace_readers", words, as_json=json)
+models = _short_form(
+    "models", "bundled models: parameters, layers, KV cache and lengths", "qwen3 fp8"
+)
+gpus = _short_form(
+    "gpus", "bundled GPUs: memory, bandwidth, FLOP/s by dtype and links", "h100 pcie"
+)
+schedulers = _short_form(
+    "schedulers", "schedulers: releases that they cover, and what they do", "v1"
+)
+routers = _short_form(
+    "routers", "routers of fleets, and how each chooses an engine", "prefix"
+)
+readers = _short_form("trace_readers", "readers of recorded traffic", "azure")
 
 
 def list(kind: str = "", /, *words: str, json: options.Json = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -184,7 +185,7 @@ def cost_columns(
 
 Parts = tuple[float, float, float, float, float, float, Any]
 """Seconds of products, prefill attention, decode attention, head, collectives and host
-of a step that moves no blocks, and what its model tells `FormulaCost.rest`."""
+of a step that moves no blocks, and what its model tells `PartsCost.rest`."""
 Rest = tuple[float, float, bool, float, float]
 """Seconds of swaps and of copies, whether the shape was extrapolated, and the squares
 of the distances to `lo_s` and to `hi_s`."""
@@ -226,53 +227,33 @@ class SteadyDecodes(NamedTuple):
     """If above 0, a step waits for its launches; see `late_s`."""
 
 
-class FormulaCost:
-    """A cost model that states what makes a step long, each term once.
-
-    `counted`, `prefill_attention_s` and `decode_attention_s` are the formula. They get
-    integers or columns of them, and use operations that give both the same bits: ``+``,
-    ``-``, ``*``, ``/`` and the functions above. All prices follow from them: of one
-    step, of many as columns, of the steps that a loop asks for (`batch_total_of`,
-    `decode_ends_of` of `sim.costs.pricing`).
-
-    A model whose terms depend on each other redefines `parts` instead, for numbers
-    alone, and sets `columns` to `lines_and_steps`.
-    """
+class PartsCost(ABC):
+    """A cost model that states the parts of a step: its price is their sum."""
 
     __slots__ = ()
 
     has_bounds: ClassVar[bool] = False
     """Whether `rest` is asked about each step, not of those alone that move blocks."""
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return its parameters, JSON-ready."""
 
-    def counted(
-        self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count
-    ) -> tuple[Seconds, Seconds, Seconds, Seconds, Any]:
-        """Return seconds of products, head, collectives and host, whatever is attended.
-
-        Last comes what `rest` wants to know.
-        """
-        raise NotImplementedError
-
-    def prefill_attention_s(
+    @abstractmethod
+    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
         self,
-        num_prefills: Count,
-        num_tokens: Count,
-        num_context_tokens: Count,
-        num_pairs: Count,
-    ) -> Seconds:
-        """Return seconds of at least one chunk."""
-        del num_prefills, num_tokens, num_context_tokens, num_pairs
-        return 0.0
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> Parts:
+        """Return the parts of a step that moves no blocks."""
 
-    def decode_attention_s(
-        self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
-    ) -> Seconds:
-        """Return seconds of at least one decode."""
-        del num_decodes, num_context_tokens, num_prefills
-        return 0.0
+    @abstractmethod
+    def columns(self, shapes: NDArray[np.int64]) -> Columns:
+        """Return `step` of each row; as `StepPricer.columns`."""
 
     def rest(self, shape: BatchShape, parts: Parts) -> Rest:
         """Return what moving blocks adds, and how far off the step may be."""
@@ -286,36 +267,6 @@ class FormulaCost:
         """
         del num_decodes
         return None
-
-    def along(self, num_decodes: int, lines: Sequence[Line]) -> SteadyDecodes:
-        """Return them for attention along these lines."""
-        return SteadyDecodes(*self.counted(num_decodes, 0, 0)[:4], lines)
-
-    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
-        self,
-        num_decodes: int,
-        decode_context: int,
-        num_prefills: int,
-        num_tokens: int,
-        prefill_context: int,
-        num_pairs: int,
-    ) -> Parts:
-        """Return the parts of a step that moves no blocks."""
-        gemm_s, head_s, allreduce_s, host_s, told = self.counted(
-            num_decodes, num_prefills, num_tokens
-        )
-        if not (num_decodes or num_tokens):  # nothing is computed
-            return gemm_s, 0.0, 0.0, 0.0, allreduce_s, host_s, told
-        prefill_s = decode_s = 0.0
-        if num_prefills:
-            prefill_s = self.prefill_attention_s(
-                num_prefills, num_tokens, prefill_context, num_pairs
-            )
-        if num_decodes:
-            decode_s = self.decode_attention_s(
-                num_decodes, decode_context, num_prefills
-            )
-        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, told
 
     def step(self, shape: BatchShape) -> StepCost:
         decodes, context, chunks, tokens, past, pairs, loaded, stored, copied = shape
@@ -338,8 +289,79 @@ class FormulaCost:
             (down, up),
         )
 
+
+class FormulaCost(PartsCost):
+    """A cost model that states what makes a step long, each term once.
+
+    `counted`, `prefill_attention_s` and `decode_attention_s` are the formula. They get
+    integers or columns of them, and use operations that give both the same bits: ``+``,
+    ``-``, ``*``, ``/`` and the functions above. All prices follow from them: of one
+    step, of many as columns, of the steps that a loop asks for (`batch_total_of`,
+    `decode_ends_of` of `sim.costs.pricing`).
+
+    A model whose terms depend on each other is a `PartsCost` that states `parts`, for
+    numbers alone, and takes `lines_and_steps` for its columns.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def counted(
+        self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count
+    ) -> tuple[Seconds, Seconds, Seconds, Seconds, Any]:
+        """Return seconds of products, head, collectives and host, whatever is attended.
+
+        Last comes what `rest` wants to know.
+        """
+
+    def prefill_attention_s(
+        self,
+        num_prefills: Count,
+        num_tokens: Count,
+        num_context_tokens: Count,
+        num_pairs: Count,
+    ) -> Seconds:
+        """Return seconds of at least one chunk."""
+        del num_prefills, num_tokens, num_context_tokens, num_pairs
+        return 0.0
+
+    def decode_attention_s(
+        self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
+    ) -> Seconds:
+        """Return seconds of at least one decode."""
+        del num_decodes, num_context_tokens, num_prefills
+        return 0.0
+
+    def along(self, num_decodes: int, lines: Sequence[Line]) -> SteadyDecodes:
+        """Return them for attention along these lines."""
+        return SteadyDecodes(*self.counted(num_decodes, 0, 0)[:4], lines)
+
+    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> Parts:
+        gemm_s, head_s, allreduce_s, host_s, told = self.counted(
+            num_decodes, num_prefills, num_tokens
+        )
+        if not (num_decodes or num_tokens):  # nothing is computed
+            return gemm_s, 0.0, 0.0, 0.0, allreduce_s, host_s, told
+        prefill_s = decode_s = 0.0
+        if num_prefills:
+            prefill_s = self.prefill_attention_s(
+                num_prefills, num_tokens, prefill_context, num_pairs
+            )
+        if num_decodes:
+            decode_s = self.decode_attention_s(
+                num_decodes, decode_context, num_prefills
+            )
+        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, told
+
     def columns(self, shapes: NDArray[np.int64]) -> Columns:
-        """Return `step` of each row; as `StepPricer.columns`."""
         if not len(shapes):
             return np.empty((0, len(StepCost._fields)))
         decodes, context, chunks, tokens, past, pairs = shapes[:, :6].T

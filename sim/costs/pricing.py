@@ -17,6 +17,7 @@ from sim.costs.parts import (
     LO,
     FormulaCost,
     Memo,
+    PartsCost,
     cost_columns,
     distinct_counts,
     fill_by_steps,
@@ -339,7 +340,7 @@ class LineTable(NamedTuple):
 
 
 def lines_and_steps(
-    model: FormulaCost, shapes: NDArray[np.int64], kept: Memo[LineTable | None]
+    model: PartsCost, shapes: NDArray[np.int64], kept: Memo[LineTable | None]
 ) -> Columns:
     """Return `step` of each row: of decodes alone by their lines, others one by one.
 
@@ -363,7 +364,7 @@ def lines_and_steps(
     return costs
 
 
-def _line_table(model: FormulaCost, num_decodes: int) -> LineTable | None:
+def _line_table(model: PartsCost, num_decodes: int) -> LineTable | None:
     steady = steady_of(model, num_decodes) if num_decodes else None
     if steady is None:
         return None

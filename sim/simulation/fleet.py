@@ -199,11 +199,6 @@ class Fleet:
             found.append(0 if hit is None else hit.num_blocks)
         return found
 
-    @property
-    def is_blind(self) -> bool:
-        """Whether choices depend on nothing that engines do."""
-        return type(self.router) in BLIND
-
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:
         """Read what engines, all by default, would tell of themselves now."""
         schedulers = self.schedulers
@@ -214,11 +209,14 @@ class Fleet:
             for each in schedulers
         ]
 
-    def dealt(self, factory: RequestFactory) -> Engines:
-        """Return engines that draw their own shares of the requests.
+    def dealt(self, factory: RequestFactory) -> Engines | None:
+        """Return engines that draw their own shares of the requests, if they may.
 
         Nothing but its share ever comes to an engine: it need not look at the others.
+        That is so where choices depend on nothing that engines do, and all stay.
         """
+        if type(self.router) not in BLIND or self.comes_and_goes:
+            return None
         deal = _Deal(requests_of(factory, self._specs), self.router.choose)
         shares = [deal.share(place) for place in range(len(self.schedulers))]
         deal.queues.extend(deque() for _ in shares)

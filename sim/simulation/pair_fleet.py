@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
     from sim.engine.deciders import Decider
     from sim.engine.engines import Engines
-    from sim.engine.requests import RequestFactory
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.simulation.pools import Pool
-    from workloads.spec import RequestSpec
 
 
 _DECODE_ROUTER = {"kind": "round_robin"}
@@ -44,7 +42,7 @@ class PairFleet(Fleet):
 
     Parameters
     ----------
-    env, pools, recorders, table, specs, seed, stepwise
+    env, pools, recorders, table, run
         See `Fleet`.
 
     Raises
@@ -60,17 +58,12 @@ class PairFleet(Fleet):
         pools: Sequence[Pool],
         recorders: RankRecorders,
         table: FleetTable,
-        *,
-        specs: Sequence[RequestSpec],
-        seed: int,
-        stepwise: bool,
+        **run: Any,
     ) -> None:
         assert table.links is not None
         self._connector = table.connector or ConnectorTable()
         self._proxy = table.proxy or ProxyTable()
-        super().__init__(
-            *(env, pools, recorders, table), specs=specs, seed=seed, stepwise=stepwise
-        )
+        super().__init__(env, pools, recorders, table, **run)
         self._links = table.links
         self._decider: Decider = self._make_decider()
         _check_blocks(pools)
@@ -111,13 +104,6 @@ class PairFleet(Fleet):
                 f"decode_first"
             )
         return decider
-
-    @property
-    def is_blind(self) -> bool:
-        return False  # requests go to two engines
-
-    def dealt(self, factory: RequestFactory) -> Engines:
-        raise NotImplementedError
 
     def routed(self, *, is_announced: bool) -> Engines:
         del is_announced

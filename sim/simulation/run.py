@@ -242,10 +242,10 @@ class Simulation:
         self.schedulers = fleet.schedulers
         self.warnings += fleet.warnings()
         is_pulled = self._is_pulled()
-        if is_pulled and fleet.is_blind and not fleet.comes_and_goes:
-            return fleet.dealt(client.factory)
-        engines = fleet.routed(is_announced=is_pulled)
-        self._begin_arrivals(engines, client, is_announced=is_pulled)
+        engines = fleet.dealt(client.factory) if is_pulled else None
+        if engines is None:
+            engines = fleet.routed(is_announced=is_pulled)
+            self._begin_arrivals(engines, client, is_announced=is_pulled)
         return engines
 
     def _begin_arrivals(

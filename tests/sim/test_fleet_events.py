@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
+from sim.engine.engines import Engines
 from sim.engine.replicas import DIED, NONE_READY, Replicas
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
@@ -55,10 +56,10 @@ def run(events: Sequence[Event], **more: Any) -> Results:
     return simulation_of(events, **more).run()
 
 
-def checked(simulation: Simulation) -> Results:
+def proven(simulation: Simulation) -> Results:
     """Run with proofs after every few steps of the engines that are there at first."""
     engines = simulation.engine
-    assert isinstance(engines, Replicas)
+    assert isinstance(engines, Engines)
 
     def check(_: object) -> None:
         simulation.check()
@@ -66,7 +67,14 @@ def checked(simulation: Simulation) -> Results:
 
     for engine in engines.engines:
         engine.observe(5, check)
-    results = simulation.run(check_every=5)
+    return simulation.run(check_every=5)
+
+
+def checked(simulation: Simulation) -> Results:
+    """Run with proofs, the last one of all engines that there were."""
+    engines = simulation.engine
+    assert isinstance(engines, Replicas)
+    results = proven(simulation)
     for place in range(len(engines.engines)):
         for engine in engines.all_at(place):
             engine.scheduler.check()

@@ -19,6 +19,7 @@ from sim.errors import ConfigError
 from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.pools import has_pools, pools_figure
+from tests.sim.test_fleet_events import proven
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
 from tests.sim.test_run_command import kvsim
 
@@ -58,14 +59,7 @@ def checked(simulation: Simulation) -> Results:
     """Run with proofs every few steps; all blocks must be free, or leased, then."""
     engines = simulation.engine
     assert isinstance(engines, Pairs)
-
-    def check(_: object) -> None:
-        simulation.check()
-        assert engines.num_in_flight == len(simulation.recorder.active)
-
-    for engine in engines.engines:
-        engine.observe(5, check)
-    results = simulation.run(check_every=5)
+    results = proven(simulation)
     for place, engine in enumerate(engines.engines):
         scheduler: Any = engine.scheduler
         scheduler.check()

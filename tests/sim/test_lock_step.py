@@ -184,26 +184,29 @@ def test_one_rank_is_an_engine() -> None:
         assert plain.steps[name].tolist() == computed[name].tolist()
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    data=st.lists(
-        st.tuples(
-            st.floats(0, 0.3),
-            st.integers(1, 150),
-            st.integers(1, 30),
-            st.integers(0, 3),
-        ),
-        min_size=1,
-        max_size=25,
-    ),
-    stepwise=st.booleans(),
-)
-def test_any_traffic(data: list[tuple[float, int, int, int]], stepwise: bool) -> None:
+def traffic(num_ranks: int) -> st.SearchStrategy[list[tuple[float, int, int, int]]]:
+    """Arrivals in seconds, lengths of prompts and outputs, and ranks."""
+    each = st.tuples(
+        st.floats(0, 0.3),
+        st.integers(1, 150),
+        st.integers(1, 30),
+        st.integers(0, num_ranks - 1),
+    )
+    return st.lists(each, min_size=1, max_size=25)
+
+
+def specs_of(data: Sequence[tuple[float, int, int, int]]) -> list[RequestSpec]:
     arrivals_s = sorted(each[0] for each in data)
-    specs = [
+    return [
         spec(i, arrivals_s[i], prompt, output)
         for i, (_, prompt, output, _) in enumerate(data)
     ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=traffic(4), stepwise=st.booleans())
+def test_any_traffic(data: list[tuple[float, int, int, int]], stepwise: bool) -> None:
+    specs = specs_of(data)
     recording, lock = ran(
         specs,
         4,
@@ -288,24 +291,9 @@ def test_one_rank_ahead_is_an_engine_ahead() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    data=st.lists(
-        st.tuples(
-            st.floats(0, 0.3),
-            st.integers(1, 150),
-            st.integers(1, 30),
-            st.integers(0, 2),
-        ),
-        min_size=1,
-        max_size=25,
-    )
-)
+@given(data=traffic(3))
 def test_any_traffic_ahead(data: list[tuple[float, int, int, int]]) -> None:
-    arrivals_s = sorted(each[0] for each in data)
-    specs = [
-        spec(i, arrivals_s[i], prompt, output)
-        for i, (_, prompt, output, _) in enumerate(data)
-    ]
+    specs = specs_of(data)
     cost = OnHost(**TERMS)
     (recording, lock), (oracle, _) = (
         ran(

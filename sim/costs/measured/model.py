@@ -20,7 +20,7 @@ from sim.costs.measured.reading import (
 )
 from sim.costs.measured.rest import MeasuredRest
 from sim.costs.measured.tables import mean_chunk
-from sim.costs.parts import FormulaCost, Line, Memo, SteadyDecodes, launched
+from sim.costs.parts import Line, Memo, PartsCost, SteadyDecodes, launched
 from sim.costs.pricing import LineTable, lines_and_steps
 from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
@@ -52,7 +52,7 @@ GUESSED: Final = 2
 measured and 1 beyond."""
 
 
-class MeasuredCost(FormulaCost):
+class MeasuredCost(PartsCost):
     """Seconds of a step from measured kernels.
 
     ::

@@ -47,7 +47,8 @@ class PastFuture(Conservative):
         num_full_blocks = head.num_full_blocks
         self._put(self._growth(head), size, num_full_blocks)
         most = available - num_full_blocks - self._num_lacking_blocks
-        num_to_fall = _excess(*self._table[:, : self._num_counted + 1], most)
+        growths, known = self._table[:, : self._num_counted + 1]
+        num_to_fall = _excess(growths, known, most)
         steps = num_to_fall * size / self.conservativeness - _MARGIN_STEPS
         self._num_standing_steps = floor(max(steps, 0))
         return num_to_fall <= 0
@@ -109,10 +110,12 @@ def _excess(growths: Any, known: Any, most: int) -> float:
     import numpy as np  # noqa: PLC0415 - see above
 
     order = growths.argsort()
-    grown = growths[order]
+    num_left = len(order)
     # At the end of each, all that are left have grown by as much. Where several end
     # together the first has the most left, whichever it is.
-    room = np.full(len(order), float(most))
-    room[1:] += known[order].cumsum()[:-1]
-    room //= np.arange(len(order), 0, -1)
-    return float((grown - room).max())
+    room = np.empty(num_left)
+    room[0] = 0.0
+    known.take(order[:-1]).cumsum(out=room[1:])
+    room += most
+    room //= np.arange(num_left, 0, -1)
+    return float((growths.take(order) - room).max())

@@ -1,5 +1,0 @@
-"""Deprecated: import from `sim.costs`."""
-
-from cache.moved import moved
-
-__getattr__ = moved(__name__, "sim.costs")
