@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from sim.results.objectives import parse_objectives
+from sim.studies.planning.given import expanded
 from sim.studies.planning.spec import PlanConfig, load_plan
 from tests.shared import ROOT
 
@@ -61,12 +62,15 @@ def test_objectives_on_the_page_are_understood() -> None:
 
 
 def test_the_example_on_the_page_is_a_plan(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    text, fleets = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces/azure_llm_2023_conv.csv").write_text("")
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     assert load_plan(path).tables[0]["gpu"] == ["h100_sxm", "l40s"]
+    path.write_text(text + fleets)
+    found = load_plan(path)
+    assert [len([*expanded(table)]) for table in found.fleets] == [8, 4]
 
 
 def test_lines_are_short() -> None:

@@ -45,6 +45,9 @@ def verdict_parts(
     if verdict.command:
         yield Text("To serve an engine:", style="dim")
         yield Text(f"  {verdict.command}", no_wrap=True)
+    if verdict.router:
+        yield Text("Before the engines:", style="dim")
+        yield Text(f"  {verdict.router}", no_wrap=True)
 
 
 def _sections(
@@ -56,6 +59,8 @@ def _sections(
         ("Margin:", [*filter(None, [verdict.one_engine]), *verdict.margin]),
         ("What binds:", [verdict.binds]),
         ("Alternatives:", verdict.alternatives),
+        ("What the router is worth:", verdict.routers),
+        ("Fleets that the plan names:", verdict.fleets),
         ("What would change the answer:", verdict.changes),
         ("How sure:", [verdict.confidence]),
         ("Left out:", [*misfits, *verdict.left_out]),

@@ -7,6 +7,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
+from sim.studies.planning.fleets import fleet_table, is_alone
+from sim.studies.planning.routers import router_flags
 from sim.studies.planning.trial import split_table, with_scale
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ def configurations(study: Study, plans: Sequence[CandidatePlan]) -> dict[str, st
     """Return files by their path: YAML that ``kvsim run`` takes as it is.
 
     One engine at the highest rate that it holds and, where the plan's traffic takes
-    several, the first replica of the fleet.
+    several, the fleet behind the plan's first router; of engines that fleets are not
+    built of, the first replica.
     """
     files = {}
     for each in plans:
@@ -42,6 +45,14 @@ def configurations(study: Study, plans: Sequence[CandidatePlan]) -> dict[str, st
         )
         if each.fleet is not None and each.fleet.num_replicas > 1:
             number = each.fleet.num_replicas
+            if not is_alone(each):
+                files[path.replace(".yaml", f".fleet_of_{number}.yaml")] = _yaml(
+                    each,
+                    {**run, "fleet": fleet_table(number, study.routers[0])},
+                    f"x {number} under {study.target_rate:.4g} requests/s",
+                    router_flags(study.routers[0], number),
+                )
+                continue
             split = split_table(number, 0, study.plan.replicas.by)
             files[path.replace(".yaml", f".replica_of_{number}.yaml")] = _yaml(
                 each,
@@ -51,13 +62,15 @@ def configurations(study: Study, plans: Sequence[CandidatePlan]) -> dict[str, st
     return files
 
 
-def _yaml(each: CandidatePlan, run: dict[str, Any], said: str) -> str:
+def _yaml(each: CandidatePlan, run: dict[str, Any], said: str, router: str = "") -> str:
     config = parse_config(run)
     lines = [
         f"# {each.candidate.name} {said}.",
         "# To serve it:",
         f"#   {serve_command(config.engine, each.candidate.pool)}",
     ]
+    if router:
+        lines += ["# and before them:", f"#   {router}"]
     if missing := not_said(config.engine):
         lines.append(f"# The command does not say: {', '.join(missing)}")
     return "\n".join([*lines, config.to_yaml()])

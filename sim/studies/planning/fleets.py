@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.config.fleet import ALONE
 from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Fleet, updated
+from sim.studies.planning.outcome import Fleet, Routed, updated
+from sim.studies.planning.sensitivity import cheapest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sim.studies.planning.outcome import CandidatePlan
     from sim.studies.planning.study import Answer, Study
@@ -32,6 +34,7 @@ class _Count:
     """
 
     each: CandidatePlan
+    router: Mapping[str, Any]
     seeds: list[int]
     """Places of the seeds, the heaviest first."""
     may_miss: int
@@ -91,7 +94,52 @@ def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]
     for each in plans:
         if each.found is not None:
             needed = ceil(study.target_rate / each.found.rate.value)
-            counts.append((_count(study, each), needed))
+            counts.append((_count(study, each, study.routers[0]), needed))
+    _walk(study, counts)
+    _simulate(study, [spare for count, _ in counts for spare in _spares(study, count)])
+    return updated(plans, [_finished(study, count) for count, _ in counts])
+
+
+def with_routers(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+    """Return the plans with what other routers do for the cheapest of each model."""
+    found = []
+    best = cheapest(plans, study.target_rate).values()
+    for each in best if len(study.routers) > 1 else ():
+        if each.fleet is None or each.fleet.num_replicas == 1 or is_alone(each):
+            continue
+        number = each.fleet.num_replicas
+        counts = [_count(study, each, router) for router in study.routers]
+        _walk(study, [(count, number) for count in counts])
+        left = [(count, number, count.left(number)) for count in counts]
+        _simulate(study, [asked for asked in left if asked[2]])
+        routed = []
+        for count in counts:
+            fewest = count.fewest()
+            routed.append(
+                Routed(
+                    count.router,
+                    None if fewest is None else _fleet(study, count, fewest),
+                    _fleet(study, count, number),
+                )
+            )
+        found.append(replace(each, routed=tuple(routed)))
+    return updated(plans, found)
+
+
+def fleet_table(number: int, router: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table ``fleet`` of so many replicas behind a router."""
+    pools = [{"name": "main", "replicas": number}]
+    return {"pools": pools, "router": dict(router)}
+
+
+def is_alone(each: CandidatePlan) -> bool:
+    """Whether fleets of a candidate's engines are not built behind a router."""
+    engine = each.candidate.run["engine"]
+    return any(engine.get(key) not in {1, None} for key in ALONE)
+
+
+def _walk(study: Study, counts: Sequence[tuple[_Count, int]]) -> None:
+    """Look for the fewest replicas of each, from a number on."""
     while True:
         asked = [
             (count, *wanted)
@@ -102,16 +150,14 @@ def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]
         if not asked:
             break
         _simulate(study, asked)
-    _simulate(study, [spare for count, _ in counts for spare in _spares(study, count)])
-    return updated(plans, [_finished(study, count) for count, _ in counts])
 
 
-def _count(study: Study, each: CandidatePlan) -> _Count:
+def _count(study: Study, each: CandidatePlan, router: Mapping[str, Any]) -> _Count:
     settings = study.plan.replicas
     num_seeds = min(settings.num_seeds, len(study.seeds))
     seeds = sorted(range(num_seeds), key=lambda i: each.highest.thresholds[i])
     may_miss = num_seeds - ceil(settings.share_of_seeds * num_seeds - 1e-9)
-    return _Count(each, seeds, may_miss, settings.most)
+    return _Count(each, router, seeds, may_miss, settings.most)
 
 
 def _spares(study: Study, count: _Count) -> Iterator[tuple[_Count, int, list[int]]]:
@@ -153,6 +199,13 @@ def _fleet(study: Study, count: _Count, number: int) -> Fleet | None:
     )
 
 
+def _shared_out(study: Study, count: _Count, number: int) -> dict[str, Any]:
+    """Return what shares the traffic out: a router, or a split in front of engines."""
+    if number == 1 or is_alone(count.each):
+        return {"by": study.plan.replicas.by}
+    return {"fleet": fleet_table(number, count.router)}
+
+
 def _simulate(study: Study, asked: Sequence[tuple[_Count, int, list[int]]]) -> None:
     """Simulate so many replicas of each, with some seeds, and take down what came."""
     groups = [
@@ -163,7 +216,7 @@ def _simulate(study: Study, asked: Sequence[tuple[_Count, int, list[int]]]) -> N
                 count.each.warmup_share,
                 rate_scale=count.each.candidate.scale,
                 num_replicas=number,
-                by=study.plan.replicas.by,
+                **_shared_out(study, count, number),
             )
             for place in places
         ]

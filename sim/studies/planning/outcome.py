@@ -65,6 +65,17 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
+class Routed:
+    """How a candidate serves the traffic behind one router."""
+
+    router: Mapping[str, Any]
+    fewest: Fleet | None
+    """The smallest number of replicas that does; None if too many are needed."""
+    alike: Fleet | None
+    """As many replicas as behind the first router."""
+
+
+@dataclass(frozen=True, slots=True)
 class CandidatePlan:
     """All that a plan says of a candidate."""
 
@@ -98,6 +109,8 @@ class CandidatePlan:
     """A replica less."""
     cost_per_hour: float | None = None
     """Of the fleet."""
+    routed: tuple[Routed, ...] = ()
+    """Behind each router of the plan, where several are compared."""
 
     @property
     def highest(self) -> FoundRate:

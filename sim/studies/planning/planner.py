@@ -24,7 +24,8 @@ from sim.errors import ConfigError
 from sim.studies.planning import tasks
 from sim.studies.planning.binding import binding_of, mean_facts, worst
 from sim.studies.planning.course import Expected
-from sim.studies.planning.fleets import with_fleets
+from sim.studies.planning.fleets import with_fleets, with_routers
+from sim.studies.planning.given import expanded, given_fleets
 from sim.studies.planning.outcome import (
     CandidatePlan,
     FoundRate,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sim.studies.planning.candidates import Candidate
+    from sim.studies.planning.given import GivenFleet
     from sim.studies.planning.outcome import Effect
     from sim.studies.planning.study import Answer, Study
 
@@ -48,6 +50,7 @@ class Planner:
         self.study = study
         self.plans: list[CandidatePlan] = []
         self.effects: dict[str, list[Effect]] = {}
+        self.given: list[GivenFleet] = []
 
     def run(self) -> None:
         """Find what is to be said of each candidate, and of changes to the cheapest.
@@ -60,6 +63,8 @@ class Planner:
         self.plans = _thresholds(self.study, self.plans)
         self.plans = _at_the_rate(self.study, self.plans)
         self.plans = with_fleets(self.study, self.plans)
+        self.plans = with_routers(self.study, self.plans)
+        self.given = given_fleets(self.study)
         self.effects = sensitivities(self.study, self.plans)
 
 
@@ -83,6 +88,9 @@ def expected_questions(study: Study) -> dict[str, Expected]:
         "cost bounds": Expected(num_live * 2, 1.0),
         "replicas": Expected(num_live * num_fleets, _FLEET_RUNS),
     }
+    if plan.fleets:
+        number = sum(1 for table in plan.fleets for _ in expanded(table))
+        expected["fleets"] = Expected(number * num_fleet_seeds, _FLEET_RUNS)
     if plan.sensitivity is not None:
         bases = {each.model: each for each in fitting}.values()
         settings = plan.sensitivity.settings

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
 from sim.results import summary
+from sim.simulation.pools import pools_of
 from sim.studies.planning.configurations import (
     config_path,
     not_said,
     serve_command,
 )
 from sim.studies.planning.file import PLAN_FORMAT
+from sim.studies.planning.fleets import is_alone
+from sim.studies.planning.given import served
+from sim.studies.planning.routers import router_flags
 from sim.studies.planning.sensitivity import cheapest, verdict
 from sim.studies.planning.spec import per_million
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.studies.planning.given import GivenFleet
     from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet, Interval
     from sim.studies.planning.study import Study
 
@@ -30,6 +35,7 @@ def plan_json(
     study: Study,
     plans: Sequence[CandidatePlan],
     effects: Mapping[str, Sequence[Effect]],
+    given: Sequence[GivenFleet] = (),
 ) -> dict[str, Any]:
     """Return everything that was found, JSON-ready; the same for the same plan."""
     plan, prices = study.plan, study.plan.parsed_prices
@@ -66,6 +72,7 @@ def plan_json(
         "seed": plan.seed,
         "candidates": [_candidate(study, each) for each in plans],
         "cheapest": {model: each.candidate.name for model, each in best.items()},
+        **({"fleets": [_given(study, each) for each in given]} if given else {}),
         "pareto": {"latency": latency_name(study), "points": front},
         "sensitivity": {
             name: _sensitivity(plans, name, found) for name, found in effects.items()
@@ -93,7 +100,8 @@ def _candidate(study: Study, each: CandidatePlan) -> dict[str, Any]:
     }
     if each.found is None:
         return told
-    return told | _found(each) | _fleets(study, each) | _served(each)
+    routed = {"routers": _routed(study, each)} if each.routed else {}
+    return told | _found(each) | _fleets(study, each) | routed | _served(study, each)
 
 
 def _found(each: CandidatePlan) -> dict[str, Any]:
@@ -159,10 +167,60 @@ def _fleet(study: Study, each: CandidatePlan, fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def _served(each: CandidatePlan) -> dict[str, Any]:
+def _routed(study: Study, each: CandidatePlan) -> list[dict[str, Any]]:
+    """Return what each router of the plan does for a candidate."""
+    found = []
+    for routed in each.routed:
+        fewest, alike = routed.fewest, routed.alike
+        shown = fewest or alike or each.fleet
+        number = 1 if shown is None else shown.num_replicas
+        found.append(
+            {
+                "router": dict(routed.router),
+                "replicas": None if fewest is None else fewest.num_replicas,
+                "fewest": None if fewest is None else _fleet(study, each, fewest),
+                "alike": None if alike is None else _fleet(study, each, alike),
+                "flags": router_flags(routed.router, number),
+            }
+        )
+    return found
+
+
+def _given(study: Study, each: GivenFleet) -> dict[str, Any]:
+    """Return how a fleet that the plan names does, and how it is started."""
+    told: dict[str, Any] = {
+        "name": each.name,
+        "cost_per_hour": each.cost_per_hour,
+        "num_gpus": each.num_gpus,
+        "reason": each.reason or None,
+        "fleet": dict(each.run["fleet"]),
+    }
+    if each.seen is None:
+        return told
+    seen, config = each.seen, each.config
+    assert config.fleet is not None
+    return told | {
+        "serves": served(each, study.plan.replicas.share_of_seeds),
+        "seeds_that_hold": seen.holds,
+        "num_seeds": seen.num_seeds,
+        "tokens_per_s": seen.tokens_per_s,
+        "values": _values(seen.values),
+        "serve_commands": {
+            pool.name: serve_command(pool.engine, pool.capacity)
+            for pool in pools_of(config)
+        },
+        "router_flags": router_flags(config.fleet.router, config.fleet.num_engines),
+    }
+
+
+def _served(study: Study, each: CandidatePlan) -> dict[str, Any]:
     """Return how to run it, simulated and for real."""
     config = parse_config(dict(each.candidate.run))
-    return {
+    number = each.fleet.num_replicas if each.fleet else 1
+    flags = {}
+    if number > 1 and not is_alone(each):
+        flags = {"router_flags": router_flags(study.routers[0], number)}
+    return flags | {
         "config": config_path(each),
         "serve_command": serve_command(config.engine, each.candidate.pool),
         "not_in_the_command": not_said(config.engine),

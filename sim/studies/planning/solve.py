@@ -166,7 +166,7 @@ def solve(
         stopped_in = str(stopped)
         if not any(each.values for each in planner.plans):
             raise PlanStopped(stopped_in, _known(study, planner)) from stopped
-    data = plan_json(study, planner.plans, planner.effects)
+    data = plan_json(study, planner.plans, planner.effects, planner.given)
     data["stopped_in"] = stopped_in or None
     verdicts = verdicts_of(data)
     data["verdict"] = {model: each.to_dict() for model, each in verdicts.items()}

@@ -146,8 +146,13 @@ class SearchConfig(ConfigTable):
 
 
 class ReplicasConfig(ConfigTable):
-    """How the plan's traffic is shared out, and how surely it must be served."""
+    """How the plan's traffic is shared out, and how surely it must be served.
 
+    ``routers`` stand before the replicas: the first says how many are needed, the
+    others are compared with it where that costs least. Without any it is ``by``.
+    """
+
+    routers: list[str | dict[str, Any]] = Field(default_factory=list)
     by: Literal["random", "round_robin"] = "random"
     most: Annotated[int, Field(ge=1, le=4096)] = 64
     num_seeds: Positive = 3
@@ -177,6 +182,7 @@ class PlanConfig(ConfigTable):
     search: SearchConfig = Field(default_factory=SearchConfig)
     replicas: ReplicasConfig = Field(default_factory=ReplicasConfig)
     sensitivity: SensitivityConfig | None = Field(default_factory=SensitivityConfig)
+    fleets: list[dict[str, Any]] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0
 
     @model_validator(mode="after")
@@ -207,6 +213,21 @@ class PlanConfig(ConfigTable):
         if self.sensitivity is not None:
             for key, values in self.sensitivity.settings.items():
                 _check_axis(key, values, "sensitivity.settings")
+        return self
+
+    @model_validator(mode="after")
+    def _named_fleets(self) -> PlanConfig:
+        for place, table in enumerate(self.fleets):
+            if not isinstance(table.get("pools"), list) or not table["pools"]:
+                raise ValueError(
+                    f"fleets.{place}.pools: give a list of pools, such as "
+                    f"[{{name: main, replicas: [4, 6]}}]"
+                )
+            for pool in table["pools"]:
+                if not isinstance(pool, dict) or "name" not in pool:
+                    raise ValueError(
+                        f"fleets.{place}.pools: each needs a name, got {pool!r}"
+                    )
         return self
 
     @property

@@ -16,6 +16,7 @@ from sim.simulation.workload import make_workload
 from sim.studies.planning import tasks
 from sim.studies.planning.candidates import candidates_of
 from sim.studies.planning.outcome import bootstrap_interval
+from sim.studies.planning.routers import as_router
 from sim.studies.planning.trial import with_scale
 from sim.studies.sweeps.job import Job
 from workloads.streams import Streams
@@ -106,6 +107,12 @@ class Study:
         settings = self.plan.sensitivity
         asked = 0 if settings is None else settings.num_seeds
         return self.seeds[: max(_SEEDS_AT_RATE, asked)]
+
+    @property
+    def routers(self) -> list[dict[str, Any]]:
+        """Return the routers before replicas, the first of which says how many."""
+        settings = self.plan.replicas
+        return [as_router(each) for each in settings.routers or [settings.by]]
 
     @property
     def bounds(self) -> list[float] | None:

@@ -62,6 +62,7 @@ def _trial(request: Mapping[str, Any]) -> Trial:
         warmup_share=request.get("warmup_share") or 0.0,
         num_replicas=request.get("num_replicas", 1),
         by=request.get("by", "random"),
+        fleet=request.get("fleet"),
         step_time=request.get("step_time", 1.0),
         bound=request.get("bound"),
     )
@@ -71,7 +72,7 @@ def observe(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run traffic at a rate and tell what came of it.
 
     Of `request`: ``rate_scale``, and if need be ``warmup_share``, ``num_replicas``,
-    ``by``, ``step_time``, ``details``.
+    ``by``, ``fleet``, ``step_time``, ``details``.
     """
     trial = _trial(request).at(request["rate_scale"])
     seen = perform(trial, details=request.get("details", False))

@@ -72,8 +72,10 @@ class Trial:
     warmup_share: float = 0.0
     """Share of the requests, the first to arrive, that do not count."""
     num_replicas: int = 1
-    """Engines that share the traffic."""
+    """Engines that share the traffic, split in front of them unless by `fleet`."""
     by: SplitBy = "random"
+    fleet: Mapping[str, Any] | None = None
+    """The table ``fleet`` of the configuration, where a router shares it out."""
     step_time: float = 1.0
     """Factor on the length of every step."""
     bound: Bound | None = None
@@ -164,7 +166,8 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
     factor = trial.step_time
     asked = tuple(_shortened(each, 1 / factor) for each in trial.objectives)
     trial = replace(trial.at(scale_of(trial.run) * factor), objectives=asked)
-    config = parse_config(dict(trial.run))
+    table = {} if trial.fleet is None else {"fleet": dict(trial.fleet)}
+    config = parse_config({**trial.run, **table})
     specs = _specs_of(trial, config)
     warmup_s = warmup_of(specs, trial.warmup_share)
     runs = [
@@ -218,7 +221,7 @@ def _replicas(
     config: RunConfig, specs: Sequence[RequestSpec], trial: Trial
 ) -> Iterator[tuple[RunConfig, Sequence[RequestSpec]]]:
     """Yield the traffic of each replica, and the configuration that gives just that."""
-    if trial.num_replicas == 1:
+    if trial.num_replicas == 1 or trial.fleet is not None:
         yield config, specs
         return
     chosen = replicas_of(specs, trial.num_replicas, trial.by, config.seed)
@@ -250,7 +253,7 @@ class _TrialSimulation(Simulation):
         super().__init__(config, specs=specs)
 
     def _make_recorder(self) -> Recorder | RankRecorders:
-        if len(self.schedulers) > 1:
+        if len(self.schedulers) > 1 or self.config.fleet is not None:
             return super()._make_recorder()
         return Recorder(
             keeps_steps=self._keeps_steps, front_end_s=self.config.front_end_s

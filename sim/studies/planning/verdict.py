@@ -45,6 +45,12 @@ class Verdict:
         What does not serve it, and why, a sentence each.
     command
         How to serve one engine.
+    routers
+        What routers are worth, a sentence each.
+    fleets
+        What fleets that the plan names come to, a sentence each.
+    router
+        How to start the router before several engines.
     """
 
     holds: bool
@@ -57,6 +63,9 @@ class Verdict:
     changes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     command: str = ""
+    routers: tuple[str, ...] = ()
+    fleets: tuple[str, ...] = ()
+    router: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,6 +114,9 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         changes=tuple(_changes(plan, served)),
         left_out=left_out,
         command=best["serve_command"],
+        routers=tuple(_routers(plan, best)),
+        fleets=tuple(_given_fleets(plan)),
+        router=best.get("router_flags", ""),
     )
 
 
@@ -261,6 +273,55 @@ def _changes(plan: Mapping[str, Any], served: list[Mapping[str, Any]]) -> Iterat
     if plan["cost_band"]:
         yield from _if_steps_are_off(plan, best, target)
     yield from _if_prices_differ(plan, served)
+
+
+def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
+    """Say how many replicas each router needs, and what latency as many have."""
+    found = best.get("routers") or []
+    if not found:
+        return
+    first, latency = found[0], plan["pareto"]["latency"]
+    for each in found:
+        kind = each["router"]["kind"]
+        if each["replicas"] is None:
+            needs = "too many replicas are needed"
+        else:
+            needs = f"{each['replicas']} replicas do"
+        if each is not first and each["replicas"] and first["replicas"]:
+            saved = first["fewest"]["cost_per_hour"] - each["fewest"]["cost_per_hour"]
+            currency = plan["prices"]["currency"]
+            if saved:
+                more = "less" if saved > 0 else "more"
+                needs += f", {abs(saved):,.2f} {currency} an hour {more}"
+        alike = (each["alike"] or {}).get("values", {}).get(latency)
+        with_as_many = (
+            f"; {best['replicas']} have {latency} {alike['value']:,.0f}"
+            if alike
+            else ""
+        )
+        yield f"Behind {kind} {needs}{with_as_many}."
+
+
+def _given_fleets(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Say what fleets that the plan names cost, and whether they serve the traffic."""
+    fleets = plan.get("fleets") or []
+    if not fleets:
+        return
+    latency, currency = plan["pareto"]["latency"], plan["prices"]["currency"]
+    for each in sorted(
+        fleets, key=lambda fleet: (not fleet.get("serves"), fleet["cost_per_hour"])
+    ):
+        cost = f"{each['cost_per_hour']:,.2f} {currency} an hour"
+        if each["reason"]:
+            yield f"{each['name']}, {cost}: {each['reason']}"
+            continue
+        does = "serves" if each["serves"] else "does not serve"
+        value = each["values"].get(latency)
+        said = f", {latency} {value['value']:,.0f}" if value else ""
+        yield (
+            f"{each['name']}, {cost}: {does} the traffic in {each['seeds_that_hold']} "
+            f"of {each['num_seeds']} seeds{said}."
+        )
 
 
 def _if_steps_are_off(

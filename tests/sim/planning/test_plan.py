@@ -129,8 +129,10 @@ def test_command_writes_the_plan_and_runnable_configurations(
     summary = simulate(config).summary
     rate = only(data)["rate"]["value"]
     assert summary["request_rate"] == pytest.approx(rate, rel=0.01)
-    replica = load_config(next(iter((out / "configs").glob("*replica_of*"))))
-    assert simulate(replica).summary["num_requests"] == 150
+    replica = load_config(next(iter((out / "configs").glob("*fleet_of*"))))
+    summary = simulate(replica).summary
+    assert summary["num_requests"] == 300
+    assert [each["num_requests"] for each in summary["engines"]] == [150, 150]
     assert kvsim(command) == 2
     assert "--overwrite" in capsys.readouterr().err
 
