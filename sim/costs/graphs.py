@@ -20,8 +20,10 @@ _WIDE_FROM: Final = 256
 _MAX_NUM_SEQS: Final = 256
 """Of every release where nothing else is said; V1 has more on large GPUs, which
 changes no size."""
-_BUDGET_MINOR: Final = 24
-"""Since 0.24 at the latest the most tokens of a step are a size, if small enough."""
+_FOLLOWS_SEQS_MINOR: Final = 10
+"""Since 0.10 sizes end at twice the most sequences; before, whatever these are."""
+_BUDGET_MINOR: Final = 21
+"""Since 0.21 the most tokens of a step are a size, if small enough; not in 0.20."""
 _SEQS_MINOR: Final = 29
 """Since 0.29 the most sequences are one, too; not in 0.28."""
 _NARROW: Final = ("0.11", "0.11.0", "0.11.1")
@@ -39,16 +41,20 @@ def release_sizes(
     GPUs of the Blackwell data centre family 0.28 and later go on to 1,024, which is
     left out.
 
-    Source: vLLM 0.2.7 and 0.7.3 ``worker/model_runner.py`` and ``config.py``; 0.11.0,
-    0.11.2, 0.24 to 0.33 ``config/vllm.py`` (`_set_cudagraph_sizes`).
+    Source: vLLM 0.2.7 and 0.7.3 ``worker/model_runner.py`` and ``config.py``; 0.8.5,
+    0.9.2 and 0.10.0 ``config.py``; 0.11.0, 0.11.2, 0.12 to 0.15.1 and 0.19 to 0.33
+    ``config/vllm.py`` (`_set_cudagraph_sizes`). 0.16 to 0.18, between two that agree,
+    were not read.
     """
     seqs = max_num_seqs or _MAX_NUM_SEQS
     if rule.only_decodes:
         most = min(-(-seqs // _STRIDE) * _STRIDE, rule.max_tokens)
         return _strided(most, most)
     budget = max_num_batched_tokens or rule.max_tokens
-    most = min(2 * seqs, rule.max_tokens, budget)
     minor = dialect_of(engine_version).minor
+    most = min(rule.max_tokens, budget)
+    if minor >= _FOLLOWS_SEQS_MINOR:
+        most = min(most, 2 * seqs)
     is_narrow = minor < 11 or engine_version in _NARROW
     sizes = set(_strided(most, most if is_narrow else _WIDE_FROM - 1))
     if minor >= _BUDGET_MINOR and budget <= most:
