@@ -262,10 +262,24 @@ def errors_of(
     """Return log errors of the points held out; at random, of those in the hull."""
     held = split.held
     kept = {key: values[~held] for key, values in columns.items()}
-    asked = {key: values[held] for key, values in columns.items()}
     fresh = estimator.fresh().fit(kept, time_s[~held], judge=split.is_beyond)
-    errors: Floats = np.log(fresh.predict(asked) / time_s[held])
-    return errors if split.is_beyond else errors[~fresh.extrapolated(asked)]
+    return _errors_by(fresh, columns, time_s, split)
+
+
+def fitted_with_errors(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, split: Split
+) -> tuple[KernelEstimator, Floats]:
+    """Return the fit to all points, and the errors of a lean one at those held out."""
+    lean = estimator.fit_beside(columns, time_s, split.held)
+    return estimator, _errors_by(lean, columns, time_s, split)
+
+
+def _errors_by(
+    fitted: KernelEstimator, columns: Columns, time_s: Floats, split: Split
+) -> Floats:
+    asked = {key: values[split.held] for key, values in columns.items()}
+    errors: Floats = np.log(fitted.predict(asked) / time_s[split.held])
+    return errors if split.is_beyond else errors[~fitted.extrapolated(asked)]
 
 
 def report_of(

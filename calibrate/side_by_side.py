@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from calibrate.threads import one_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -35,10 +37,11 @@ def side_by_side(
     """
     order = sorted(range(len(jobs)), key=lambda place: -sizes[place])
     found: list[Any] = [None] * len(jobs)
-    for done, (place, result) in enumerate(_results(function, jobs, order, sizes)):
-        found[place] = result
-        if show is not None:
-            show(done + 1, len(jobs))
+    with one_thread():
+        for done, (place, result) in enumerate(_results(function, jobs, order, sizes)):
+            found[place] = result
+            if show is not None:
+                show(done + 1, len(jobs))
     return found
 
 

@@ -34,8 +34,15 @@ class CurveEstimator(KernelEstimator):
     amount: ClassVar[str]
     """The column along which a curve runs; `curve` names the others."""
 
-    def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
-        del judge  # a curve has no second way to grow
+    def fit(
+        self,
+        columns: Columns,
+        time_s: Floats,
+        *,
+        judge: bool = True,
+        judged_by: Self | None = None,
+    ) -> Self:
+        del judge, judged_by  # a curve has no second way to grow
         columns, time_s = aggregated(self._checked(columns), time_s)
         keys = self._keys(columns)
         self.keys_, places = np.unique(keys, axis=0, return_inverse=True)

@@ -169,12 +169,20 @@ class KernelEstimator(ABC):
         """Return what time grows with along `long`, far out."""
         return columns[self.long].astype(np.float64)
 
-    def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
+    def fit(
+        self,
+        columns: Columns,
+        time_s: Floats,
+        *,
+        judge: bool = True,
+        judged_by: Self | None = None,
+    ) -> Self:
         """Learn from measured seconds (n,); of rows of one shape the median counts.
 
         `judge` says whether to hold points out once more to learn which growth to
         follow beyond the longest; without, the model alone is followed, in half the
-        time. There must be `fewest` shapes.
+        time. `judged_by` is a lean fit to the same points without the longest, where
+        there is one already. There must be `fewest` shapes.
         """
         columns, time_s = aggregated(self._checked(columns), time_s)
         if len(time_s) < self.fewest:
@@ -185,8 +193,25 @@ class KernelEstimator(ABC):
         self._fit_points(columns, time_s)
         self.trend_: Trend | None = None
         if self.long:
-            self.trend_ = Trend(self).fit(columns, time_s, judge=judge)
+            self.trend_ = Trend(self)
+            self.trend_.fit(columns, time_s, judge=judge, judged_by=judged_by)
         return self
+
+    def fit_beside(
+        self, columns: Columns, time_s: Floats, held: NDArray[np.bool_]
+    ) -> Self:
+        """Learn from all points (aggregated), and return a lean fit without those held.
+
+        That one also judges the growths where the longest points are held out, so that
+        no third fit is made.
+        """
+        kept = {key: values[~held] for key, values in columns.items()}
+        lean = self.lean().fit(kept, time_s[~held])
+        is_judge = bool(self.long) and np.array_equal(
+            held, longest_share(columns[self.long])
+        )
+        self.fit(columns, time_s, judged_by=lean if is_judge else None)
+        return lean
 
     def spared(self, columns: Columns) -> NDArray[np.bool_]:
         """Return which points no judge of the fit may hold out; none here."""
@@ -322,14 +347,21 @@ class Trend:
     def __init__(self, estimator: KernelEstimator) -> None:
         self.estimator = estimator
 
-    def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
+    def fit(
+        self,
+        columns: Columns,
+        time_s: Floats,
+        *,
+        judge: bool = True,
+        judged_by: KernelEstimator | None = None,
+    ) -> Self:
         """Note the edges, and judge the growths where there are points to spare."""
         self._note_edges(columns)
         self.shares_ = np.zeros(len(self.geometries_))
         longest = longest_share(columns[self.estimator.long])
         kept = ~longest
         if judge and len(time_s) >= _MIN_POINTS and kept.sum() >= _MIN_POINTS // 2:
-            self._judge(columns, time_s, longest)
+            self._judge(columns, time_s, longest, judged_by)
         return self
 
     def beyond(self, columns: Columns) -> NDArray[np.bool_]:
@@ -369,12 +401,17 @@ class Trend:
         return seconds
 
     def _judge(
-        self, columns: Columns, time_s: Floats, longest: NDArray[np.bool_]
+        self,
+        columns: Columns,
+        time_s: Floats,
+        longest: NDArray[np.bool_],
+        judge: KernelEstimator | None,
     ) -> None:
         """Set `shares_` by the longest points, predicted from the others."""
-        judge = self.estimator.lean()
         kept = {key: values[~longest] for key, values in columns.items()}
-        judge._fit_points(kept, time_s[~longest])
+        if judge is None:
+            judge = self.estimator.lean()
+            judge._fit_points(kept, time_s[~longest])
         trial = Trend(judge)
         trial._note_edges(kept)
         held = {key: values[longest] for key, values in columns.items()}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from calibrate.threads import one_thread
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class TreeResidual:
 
     def predict(self, features: Floats) -> Floats:
         """Return log ratios, never beyond the smallest and largest learned."""
-        with _one_thread():
+        with one_thread():
             each = [forest.predict(features) for forest in self.forests_]
         found: Floats = np.clip(np.mean(each, axis=0), *self.bounds_)
         return found
@@ -125,16 +126,5 @@ def _fitted_trees(features: Floats, log_ratio: Floats, **parameters: Any) -> Any
             f"fitting {FEW_POINTS} points or more needs scikit-learn; install "
             "'kvsim[fit]'"
         ) from error
-    with _one_thread():
+    with one_thread():
         return HistGradientBoostingRegressor(**parameters).fit(features, log_ratio)
-
-
-def _one_thread() -> Any:
-    """Keep OpenMP to one thread.
-
-    Where others use the cores too, threads that wait for each other at every node of
-    every tree were a hundred times slower than one.
-    """
-    from threadpoolctl import threadpool_limits  # noqa: PLC0415
-
-    return threadpool_limits(1, user_api="openmp")

@@ -8,6 +8,7 @@ from calibrate.figures.coverage import NUM_PANELS, coverage, panels_of
 from calibrate.figures.fitted import measured_and_fitted
 from calibrate.figures.placement import roofline_placement
 from calibrate.figures.subject import source_line, subjects
+from calibrate.threads import one_thread
 from sim.results.output import ResultFiles, output_directory, write_json
 from sim.views.plots.style import to_png
 
@@ -36,7 +37,8 @@ def draw_profile(
         Files below `directory`, and what was not drawn, with the reason.
     """
     found, left_out = subjects(profile, only)
-    with output_directory(directory, overwrite=overwrite, files=FILES) as partial:
+    written = output_directory(directory, overwrite=overwrite, files=FILES)
+    with one_thread(), written as partial:
         (partial / "figures").mkdir()
         names = []
         for name, figure in _figures(profile, found):

@@ -16,7 +16,7 @@ from calibrate.side_by_side import side_by_side
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,49 +69,57 @@ class HeldOut:
         return known
 
 
-def _parts_of(
-    estimator: KernelEstimator, columns: Columns, time_s: Floats
-) -> list[tuple[Mask, bool]]:
-    """Return what is held out in turn, and whether it is the longest."""
+def _folds_of(time_s: Floats) -> list[Mask]:
+    """Return what is held out in turn."""
     folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
     drawn = 1 if num_splits(len(time_s)) == 1 else NUM_FOLDS
-    parts = [(folds == fold, False) for fold in range(drawn)]
+    return [folds == fold for fold in range(drawn)]
+
+
+def _longest_of(estimator: KernelEstimator, columns: Columns) -> Mask | None:
+    """Return the longest eighth of the lengths, where enough is left without."""
     axis = estimator.long or LAYOUTS[estimator.operation].along
     longest = longest_share(columns[axis])
-    if longest.any() and (~longest).sum() >= NUM_FOLDS:
-        parts.append((longest, True))
-    return parts
+    return longest if longest.any() and (~longest).sum() >= NUM_FOLDS else None
 
 
-def _fitted_or_errors(
-    estimator: KernelEstimator,
-    columns: Columns,
-    time_s: Floats,
-    part: tuple[Mask, bool] | None,
-) -> Any:
-    """Return the fit to all points, or errors of one that some are held out of."""
-    if part is None:
-        return estimator.fit(columns, time_s)
-    return _errors_at(estimator, columns, time_s, *part)
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _whole(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, held: Mask | None
+) -> tuple[KernelEstimator, Floats | None]:
+    """Return the fit to all points, and the errors of one without the longest."""
+    if held is None:
+        return estimator.fit(columns, time_s), None
+    try:
+        lean = estimator.fit_beside(columns, time_s, held)
+    except UserError:  # too few without them
+        return estimator.fit(columns, time_s), np.full(int(held.sum()), np.nan)
+    return estimator, _percent(lean, columns, time_s, held)
 
 
 def _errors_at(
-    estimator: KernelEstimator,
-    columns: Columns,
-    time_s: Floats,
-    held: Mask,
-    trend: bool,
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, held: Mask
 ) -> Floats:
     """Return the errors at `held` of a fit to the rest; NaN where it has too few."""
     kept = {key: values[~held] for key, values in columns.items()}
-    asked = {key: values[held] for key, values in columns.items()}
     try:
-        fresh = estimator.lean().fit(kept, time_s[~held], judge=trend)
+        fresh = estimator.lean().fit(kept, time_s[~held], judge=False)
     except UserError:
         return np.full(int(held.sum()), np.nan)
-    percent: Floats = 100.0 * (fresh.predict(asked) / time_s[held] - 1.0)
-    if not trend:
-        percent[fresh.extrapolated(asked)] = np.nan
+    percent = _percent(fresh, columns, time_s, held)
+    asked = {key: values[held] for key, values in columns.items()}
+    percent[fresh.extrapolated(asked)] = np.nan
+    return percent
+
+
+def _percent(
+    fitted: KernelEstimator, columns: Columns, time_s: Floats, held: Mask
+) -> Floats:
+    asked = {key: values[held] for key, values in columns.items()}
+    percent: Floats = 100.0 * (fitted.predict(asked) / time_s[held] - 1.0)
     return percent
 
 
@@ -274,19 +282,20 @@ def _judged(
 ) -> list[Subject]:
     """Fit every operation to all points and to parts of them, beside each other."""
     jobs: list[tuple[Any, ...]] = []
-    parts_of = []
     for points, columns, time_s in asked:
-        estimator = estimator_of(points, device)
-        parts = _parts_of(estimator, columns, time_s)
-        parts_of.append(parts)
-        jobs += [(estimator, columns, time_s, part) for part in (None, *parts)]
-    done = iter(side_by_side(_fitted_or_errors, jobs, [len(job[2]) for job in jobs]))
+        of = estimator_of(points, device), columns, time_s
+        jobs.append((_whole, *of, _longest_of(of[0], columns)))
+        jobs += [(_errors_at, *of, held) for held in _folds_of(time_s)]
+    done = iter(side_by_side(_called, jobs, [len(job[3]) for job in jobs]))
     found = []
-    for (points, columns, time_s), parts in zip(asked, parts_of, strict=True):
-        estimator = next(done)
+    for points, columns, time_s in asked:
         inside, beyond = np.full((2, len(time_s)), np.nan)
-        for held, trend in parts:
-            (beyond if trend else inside)[held] = next(done)
+        estimator, errors = next(done)
+        longest = _longest_of(estimator, columns)
+        if longest is not None:
+            beyond[longest] = errors
+        for held in _folds_of(time_s):
+            inside[held] = next(done)
         held_out = HeldOut(inside, beyond)
         found.append(Subject(points, columns, time_s, estimator, held_out))
     return found

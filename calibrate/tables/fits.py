@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
-from calibrate.fit_report import errors_of, report_of, splits_of
+from calibrate.fit_report import errors_of, fitted_with_errors, report_of, splits_of
 from calibrate.points import Points, estimator_of, points_of, with_parts
 from calibrate.side_by_side import side_by_side
 
@@ -86,12 +86,16 @@ def fit_operations(
         splits = splits_of(estimator, columns, 1) if is_judged else []
         parts[points.name] = splits
         fits.points[points.name] = points
-        jobs += [(estimator, columns, time_s, each) for each in (None, *splits)]
-    sizes = [len(time_s) for _, _, time_s, _ in jobs]
+        # a fit without the longest also judges the one to all points
+        has_longest = bool(splits) and splits[-1].is_beyond
+        last = splits[-1] if has_longest else None
+        asked = [(each, False) for each in splits if each is not last]
+        jobs += [(estimator, columns, time_s, *each) for each in ((last, True), *asked)]
+    sizes = [len(time_s) for _, _, time_s, *_ in jobs]
     done = iter(side_by_side(_fitted, jobs, sizes, show))
     for name, splits in parts.items():
-        fits.estimators[name] = next(done)
-        errors = [next(done) for _ in splits]
+        fits.estimators[name], *longest = next(done)
+        errors = [next(done) for _ in splits[len(longest) :]] + longest
         report = report_of(0, splits, errors)
         inside = report.interval_inside or UNKNOWN[0]
         beyond = report.interval_beyond or max(inside, UNKNOWN[1])
@@ -104,10 +108,16 @@ def _fitted(
     columns: Mapping[str, Any],
     time_s: NDArray[np.float64],
     split: Split | None,
+    wanted: bool,
 ) -> Any:
-    """Return the fit to all points, or the errors of one that some are held out of."""
+    """Return errors of a fit that some points are held out of.
+
+    Where that is `wanted`, the fit to all points comes first, alone without a split.
+    """
     if split is None:
-        return estimator.fit(columns, time_s)
+        return (estimator.fit(columns, time_s),)
+    if wanted:
+        return fitted_with_errors(estimator, columns, time_s, split)
     return errors_of(estimator.lean(), columns, time_s, split)
 
 

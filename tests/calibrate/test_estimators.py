@@ -165,6 +165,24 @@ def test_trees_learn_what_the_roofline_misses_and_follow_straight_lines_beyond()
     bounded(fitted, ANYWHERE)
 
 
+def test_a_fit_beside_a_lean_one_is_both_of_them():
+    contexts = 2 ** np.arange(4, 17)
+    table = decode_columns(*grid(np.arange(1, 21), contexts))
+    seconds = decode_seconds(table) + 2e-8 * table["context"]
+    table, seconds = aggregated(table, seconds)
+    longest = longest_share(table["context"])
+    every_third = np.arange(len(seconds)) % 3 == 0
+    for held in (longest, every_third):
+        apart = DecodeAttention(DEVICE).fit(table, seconds)
+        kept = {key: values[~held] for key, values in table.items()}
+        lean_apart = DecodeAttention(DEVICE).lean().fit(kept, seconds[~held])
+        both = DecodeAttention(DEVICE)
+        lean = both.fit_beside(table, seconds, held)
+        assert apart.trend_.shares_.max() > 0.5
+        assert both.predict(ANYWHERE) == pytest.approx(apart.predict(ANYWHERE))
+        assert lean.predict(ANYWHERE) == pytest.approx(lean_apart.predict(ANYWHERE))
+
+
 def test_several_times_of_a_shape_count_as_their_median():
     table = columns(m=[1, 2, 1, 1], n=5)
     shapes, seconds = aggregated(table, np.array([3e-6, 9e-6, 1e-6, 2e-6]))

@@ -26,3 +26,14 @@ def test_arrays_arrive_whole() -> None:
     jobs = [(columns, 1.0), (columns, 2.0)]
     one, two = side_by_side(np.multiply, jobs, [len(columns)] * 2)
     assert (2.0 * one == two).all()
+
+
+def _num_threads(_: int) -> int:
+    """Return the most threads of a library below numpy."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    return max(each["num_threads"] for each in threadpoolctl.threadpool_info())
+
+
+@pytest.mark.parametrize("size", [1, 5_000])
+def test_libraries_below_start_no_threads_of_their_own(size: int) -> None:
+    assert side_by_side(_num_threads, [(1,), (2,)], [size] * 2) == [1, 1]
