@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from sim.views.report.source import Run
 
 
-VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
+VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta", "wbr"})
 """Elements that have no end."""
 
 
@@ -51,6 +52,12 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
 def _attribute(key: str) -> str:
     return key.rstrip("_").replace("_", "-")
+
+
+def breakable(key: str) -> Markup:
+    """Return a dotted key that may be broken between its words."""
+    parts = re.findall(r"[^._]*[._]|[^._]+", key)
+    return Markup(element("wbr").join(text(part) for part in parts))
 
 
 def paragraph(*parts: object, **attributes: object) -> Markup:

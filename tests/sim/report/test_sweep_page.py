@@ -106,4 +106,6 @@ def test_a_sweep_over_words_has_no_curves(tmp_path: Path) -> None:
     assert kvsim(told) == 0
     page = page_of(out, is_static=True)
     assert "No number was varied" in page.visible
+    assert "The same in all runs: repeat 0 and seed 0." in page.visible
+    assert "Synchronous" not in page.visible
     assert not page.unclosed

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sim.cli.main import run as kvsim
 from sim.views.report import build_page
 from tests.sim.planning.plans import small, solved
-from tests.sim.planning.test_long_names import with_long_names
+from tests.sim.planning.test_long_names import MODELS, with_long_names
 from tests.sim.report.browser import ARGUMENTS, BROWSERS
+from tests.sim.sweep_files import write_sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,15 +72,27 @@ def pages(
     folder = tmp_path_factory.mktemp("plan")
     found = with_long_names(solved(asked, folder).data)
     (folder / "plan.json").write_text(json.dumps(found), encoding="utf-8")
+    swept = _sweep(tmp_path_factory.mktemp("sweep"))
     return {
         "plan": build_page([folder], is_static=True),
         "runs": build_page([crowded_run, plain_run], is_static=True),
+        "sweep": build_page([swept]),
+        "static sweep": build_page([swept], is_static=True),
     }
+
+
+def _sweep(folder: Path) -> Path:
+    """Return runs of two long names and three pools, of which the smallest fails."""
+    grid = {"engine.model": MODELS, "engine.num_gpu_blocks_override": [2, 25, 50]}
+    out = folder / "out"
+    asked = ["sweep", str(write_sweep(folder, grid=grid)), "--out", str(out)]
+    assert kvsim([*asked, "--workers", "1", "--quiet"]) == 0
+    return out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [900, 1200, 1600])
-@pytest.mark.parametrize("kind", ["plan", "runs"])
+@pytest.mark.parametrize("kind", ["plan", "runs", "sweep", "static sweep"])
 def test_nothing_stands_beyond_the_edges(
     kind: str, width: int, pages: dict[str, str], tmp_path: Path
 ) -> None:

@@ -265,10 +265,8 @@ def _provenance(plan: Plan) -> Iterator[Markup | charts.Chart]:
     notes: list[object] = [*plan["notes"]]
     for each in _found(plan):
         notes += [f"{each['name']}: {told}" for told in each["extrapolated"]]
-    notes.append(
-        "Synchronous scheduling: each step is scheduled after the one before has ended."
-    )
-    yield element("div", bullets(notes), class_="box")
+    if notes:
+        yield element("div", bullets(notes), class_="box")
     prices = plan["prices"]
     dated = f", {prices['date']}" if prices["date"] else ""
     note = f": {prices['note']}" if prices["note"] else ""

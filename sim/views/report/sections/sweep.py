@@ -15,6 +15,7 @@ from sim.studies.sweeps.knee import LATENCY, THROUGHPUT, knees
 from sim.views.report import charts
 from sim.views.report.html import (
     Markup,
+    breakable,
     bullets,
     count,
     data,
@@ -263,22 +264,33 @@ def _lines(
 
 
 def _table(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
+    """Yield a row a run; columns that are the same in all runs are said, not drawn."""
     metrics = [name for name in METRICS if any(name in row for row in sweep.rows)]
-    head = ["run", "repeat", *sweep.keys, "seed", "status"]
-    rows = [
-        [
-            *(_told(row[key]) for key in head),
-            *(_number(row, metric) for metric in metrics),
-        ]
-        for row in sweep.rows[:MAX_ROWS]
-    ]
+    keys = ["repeat", *sweep.keys, "seed"]
+    varied = [key for key in keys if len({str(row[key]) for row in sweep.rows}) > 1]
+    if same := [f"{k} {_told(sweep.rows[0][k])}" for k in keys if k not in varied]:
+        yield paragraph(f"The same in all runs: {listed(same)}.", class_="note")
     if len(sweep.rows) > MAX_ROWS:
         yield paragraph(
             f"The first {count(MAX_ROWS)} of {plural(len(sweep.rows), 'run')}; the "
             f"dataset has all of them.",
             class_="note",
         )
-    yield table("Runs", [*head, *(METRICS[each] for each in metrics)], rows)
+    rows = [
+        [
+            *(_told(row[key]) for key in ("run", *varied, "status")),
+            *(_number(row, metric) for metric in metrics),
+        ]
+        for row in sweep.rows[:MAX_ROWS]
+    ]
+    head = ["run", *map(breakable, varied), "status"]
+    texts = {
+        place
+        for place, key in enumerate(varied, 1)
+        if any(isinstance(row[key], str) for row in sweep.rows)
+    }
+    head += [METRICS[each] for each in metrics]
+    yield table("Runs", head, rows, left=texts, class_="many")
 
 
 def _told(value: Any) -> str:
@@ -297,8 +309,7 @@ def _provenance(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
         "Every run is a row of the dataset in ",
         element("code", str(sweep.path / "runs")),
         "; its column config runs again as it is. Latencies have no intervals here: "
-        "each point is simulated once a repeat. Synchronous scheduling: each step is "
-        "scheduled after the one before has ended.",
+        "each point is simulated once a repeat.",
         class_="box",
     )
     versions = sweep.facts.get("versions", {})
