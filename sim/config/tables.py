@@ -169,9 +169,9 @@ class EngineConfig(ConfigTable):
 
     @property
     def refuses_ahead(self) -> str:
-        """Name a setting with which the release schedules ahead and a run does not.
+        """Name a setting with which the release schedules ahead, and a run if asked to.
 
-        Empty if there is none.
+        Such runs are stepwise. Empty if there is none.
         """
         if self.async_scheduling is not None or not self.asks_to_schedule_ahead:
             return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,9 @@ class Beside(ABC):
     def __init__(self, scheduler: ConnectorScheduler) -> None:
         self.scheduler = scheduler
         self.wake: Callable[[], object] = nothing
+
+    def join(self, batches: Any) -> None:  # noqa: B027 - most have one step in flight
+        """Take note of the steps in flight, where there may be several."""
 
     @property
     @abstractmethod

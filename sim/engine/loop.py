@@ -152,6 +152,8 @@ class Engine:
         self._wake: simpy.Event | Stretch | None = None  # while it waits
         if beside is not None:
             beside.wake = self._wake_up
+            if self.batches is not None:
+                beside.join(self.batches)
         if pace is not None:
             pace.begin(self._wake_up)
         self.done = env.process(self._run())

@@ -39,6 +39,14 @@ class StagedCostModel(Protocol):
         ...
 
 
+class RunsBeside(Protocol):
+    """What runs beside steps on the GPU."""
+
+    def enter(self, begin_s: float, total_s: float, *, computes: bool) -> float:
+        """Let a step begin that takes so long alone; return what it takes more."""
+        ...
+
+
 class Stages:
     """When batches leave the stages that they go through.
 
@@ -63,9 +71,12 @@ class Stages:
         Whether the latest turn of the engine core ended with the output of a step.
     num_unwritten
         Latest steps of which the log has no row yet.
+    beside
+        What runs beside steps on the GPU and adds to them, where there is something.
     """
 
     num_unwritten = 0
+    beside: RunsBeside | None = None
 
     def __init__(self, cost_model: CostModel) -> None:
         staged = hasattr(cost_model, "stage_times")
@@ -92,6 +103,9 @@ class Stages:
         if not (shape.num_decodes or shape.num_prefill_tokens):
             last_s = self._last_s
             end_s = last_s if last_s > now_s else now_s + total_s
+            if self.beside is not None:
+                begin_s = max(last_s, now_s)
+                end_s += self.beside.enter(begin_s, end_s - begin_s, computes=False)
             self._latest_s.append(end_s)
             return end_s
         if self._staged is None:
@@ -142,6 +156,9 @@ class Stages:
         """
         ready_s, before_s = self._ready_s, self._last_s
         self._ready_s = ready_s = (now_s if now_s > ready_s else ready_s) + host_s
+        if self.beside is not None:
+            begin_s = ready_s if ready_s > before_s else before_s
+            gpu_s += self.beside.enter(begin_s, gpu_s, computes=True)
         if ready_s <= before_s:
             end_s = before_s + gpu_s
             self._hidden_ns += round(host_s * 1e9)

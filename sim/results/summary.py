@@ -286,7 +286,7 @@ def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
         return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
     refused = engine.refuses_ahead
     return "synchronous scheduling" + (
-        f" (the release schedules ahead, which is not built with {refused})"
+        f" (the release schedules ahead; with {refused} set async_scheduling: true)"
         if refused
         else ""
     )

@@ -111,7 +111,11 @@ class Parts:
         is_queued = self.queued is not None and settings.max_concurrent_batches > 1
         connected = self.queued_connected if is_queued else self.connected
         if connected is not None and settings.has_connector:
-            return connected(settings, cache)
+            scheduler: Any = connected(settings, cache)
+            if is_queued and on_clock:
+                why = "with blocks that come and go"
+                scheduler.stepwise_reason = f"several steps are in flight {why}"
+            return scheduler
         if is_queued:
             assert self.queued is not None
             if self.ahead is None or not on_clock:
@@ -119,7 +123,7 @@ class Parts:
             why_stepwise = self.ahead.reason_not_to(settings, cache)
             if not why_stepwise:
                 return self.ahead(settings, cache)
-            scheduler: Any = self.queued(settings, cache)
+            scheduler = self.queued(settings, cache)
             scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
             return scheduler
         return self.scheduler(settings, cache)

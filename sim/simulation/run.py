@@ -17,6 +17,7 @@ from sim.engine.clock import garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.offloading import OffloadedSteps
+from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
@@ -208,7 +209,8 @@ class Simulation:
         if wants_hints(self.config.engine):
             scheduler.connector.hints = session_hints(self.specs)
         worker = make_worker(self.config, self.cost_model, self.capacity)
-        return OffloadedSteps(
+        is_ahead = self.config.engine.schedules_ahead
+        return (AheadOffloadedSteps if is_ahead else OffloadedSteps)(
             *(scheduler, worker, self.cost_model, recorder.steps, recorder.transfers)
         )
 

@@ -206,12 +206,11 @@ def _built_in(
     parts = generation.parts()
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
-    connects = getattr(settings, "has_connector", False)
-    if connects and settings.max_concurrent_batches > 1:
-        thing = "a CPU tier" if settings.offload is not None else "a pair of engines"
+    is_paired = getattr(settings, "kv_transfer", None) is not None
+    if is_paired and settings.max_concurrent_batches > 1:
         raise ConfigError(
-            f"{_WHERE}: on the clock, with {thing} steps are formed one by one; set "
-            f"async_scheduling: false ('kvsim decisions' takes either)"
+            f"{_WHERE}: on the clock, with a pair of engines steps are formed one by "
+            f"one; set async_scheduling: false ('kvsim decisions' takes either)"
         )
     try:
         scheduler: Scheduler = parts.construct(

@@ -302,7 +302,8 @@ def test_null_says_what_is_not_built() -> None:
     tiered = engine(kv_offloading_size=4.0)
     assert not tiered.schedules_ahead
     assert tiered.refuses_ahead == "KV offloading"
-    assert "not built with KV offloading" in scheduling([tiered], {})
+    assert "with KV offloading set async_scheduling: true" in scheduling([tiered], {})
+    assert engine(kv_offloading_size=4.0, async_scheduling=True).schedules_ahead
     looked_up = {"method": "ngram", "num_speculative_tokens": 3}
     for ahead in (
         {"pipeline_parallel_size": 2},

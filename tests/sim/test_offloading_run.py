@@ -142,9 +142,16 @@ def test_fast_and_stepwise_runs_agree() -> None:
     assert np.allclose(fast.steps["latency_s"], stepwise.steps["latency_s"], rtol=1e-9)
 
 
-def test_a_link_that_carries_nothing_changes_nothing() -> None:
-    without = run(async_scheduling=False).requests
-    dead = run(kv_offloading_size=4.0, link={"load_bytes_per_s": 0.0}).requests
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_link_that_carries_nothing_changes_nothing(ahead: bool) -> None:
+    # Ahead, blocks come free a step later with a tier: all requests find room here.
+    engine = {
+        "async_scheduling": ahead,
+        "num_gpu_blocks_override": 2000 if ahead else 300,
+    }
+    without = run(**engine).requests
+    link = {"load_bytes_per_s": 0.0}
+    dead = run(kv_offloading_size=4.0, link=link, **engine).requests
     assert np.allclose(without["finish_s"], dead["finish_s"], rtol=1e-12)
     assert not dead["num_loaded_tokens"].any()
 
@@ -176,11 +183,35 @@ def test_more_memory_never_lowers_hits() -> None:
     assert hits[0] * 0.97 <= hits[1] <= hits[2] * 1.03
 
 
+def test_a_step_in_flight_hides_the_host_and_wastes_a_slot_a_request() -> None:
+    tier: dict[str, Any] = {"kv_offloading_size": 4.0}
+    in_turn, ahead = (run(**tier, async_scheduling=each) for each in (False, True))
+    told = ahead.summary
+    assert told["completed"] == 96
+    assert told["num_wasted_tokens"] == 96  # their outputs end at a stop token
+    assert told["overlapped_s"] > 0
+    last_s = [each.requests["finish_s"].max() for each in (in_turn, ahead)]
+    assert last_s[1] < last_s[0]
+    assert told["mean_tpot_ms"] < in_turn.summary["mean_tpot_ms"]
+    hits = [each.summary["external_prefix_cache_hits"] for each in (in_turn, ahead)]
+    assert hits[1] == pytest.approx(hits[0], rel=0.1)
+    copies = ahead.recording.transfer_table
+    assert copies.num_rows > 100
+    assert np.all(copies["begin_s"] <= copies["end_s"])
+    assert np.all(copies["end_s"] <= copies["reported_s"] + 1e-9)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_failed_loads_lose_no_request(policy: str) -> None:
+def test_failed_loads_lose_no_request(policy: str, ahead: bool) -> None:
     link = {"load_failure_rate": 0.5}
     transfer = {"kv_load_failure_policy": policy}
-    result = run(kv_offloading_size=4.0, link=link, kv_transfer_config=transfer)
+    result = run(
+        kv_offloading_size=4.0,
+        link=link,
+        kv_transfer_config=transfer,
+        async_scheduling=ahead,
+    )
     statuses = set(result.requests["status"])
     assert ("finished_error" in statuses) == (policy == "fail")
     assert len(result.requests) == 96 or policy == "fail"
@@ -222,8 +253,8 @@ def test_blocks_of_a_failed_load_are_held_until_they_are_computed() -> None:
             "v0 swaps preempted requests to the host by itself",
         ),
         (
-            {"kv_offloading_size": 1.0, "async_scheduling": True},
-            "with a CPU tier steps are formed one by one",
+            {"kv_offloading_size": 1.0, "pipeline_parallel_size": 2},
+            "KV offloading with pipeline_parallel_size above 1 is not built",
         ),
         (
             {"kv_offloading_size": 1.0, "engine_version": "0.11"},

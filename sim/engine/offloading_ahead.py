@@ -1,0 +1,85 @@
+"""An engine with a tier behind its pool that forms steps while others run."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from sim.engine.offloading import OffloadedSteps
+
+if TYPE_CHECKING:
+    from sim.costs.base import StepCost
+    from sim.engine.links import Copy
+    from sim.engine.pipeline import BatchQueue
+    from sim.scheduler.batch import BatchShape
+
+
+class AheadOffloadedSteps(OffloadedSteps):
+    """`OffloadedSteps` of which some are in flight when the next one is formed.
+
+    Copies go by the GPU: what a call asks for begins with its step there, when the one
+    ahead of it has ended, and not when it is formed. So stores begin when the step that
+    computes them has ended, and the end of a copy is reported with the output of the
+    first step that begins on the GPU when it is there.
+
+    Parameters
+    ----------
+    arguments
+        As of `OffloadedSteps`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._batches: BatchQueue | None = None
+        self._seen = deque[list[Any]]()  # what steps in flight report, oldest first
+
+    def join(self, batches: Any) -> None:
+        self._batches = batches
+        batches.beside = self
+
+    @property
+    def has_news(self) -> bool:
+        return super().has_news or any(self._seen)
+
+    def form(self, now_s: float) -> tuple[int, ...]:
+        self.report(now_s)
+        shape = self.scheduler.form(now_s)
+        self._has_news = False
+        return shape
+
+    def step(self, shape: BatchShape) -> StepCost:
+        return self._cost_model.step(shape)
+
+    def enter(self, begin_s: float, total_s: float, *, computes: bool) -> float:
+        """Let the step that was formed begin; return what copies add to it, in seconds.
+
+        Parameters
+        ----------
+        begin_s, total_s
+            When it begins on the GPU, and how long it takes alone.
+        computes
+            Whether it has tokens.
+        """
+        self._formed_s = begin_s
+        self._begin(begin_s)
+        seen: list[Copy] = self._polled
+        self._seen.append(seen)
+        self._polled = []
+        more_s = self._run(total_s, computes=computes)
+        if more_s and self._steps.is_priced:
+            self._steps.added.append((len(self._steps.ends_s), more_s))
+        return more_s
+
+    def report(self, now_s: float) -> None:
+        assert self._batches is not None
+        self._take_seen(0 if now_s > self._end_s else len(self._batches.steps))
+        super().report(now_s)
+
+    def rest(self, now_s: float) -> None:
+        self._take_seen(0)
+        super().rest(now_s)
+
+    def _take_seen(self, num_in_flight: int) -> None:
+        """Report what steps have seen whose outputs were processed."""
+        while len(self._seen) > num_in_flight:
+            self._polled = self._polled + self._seen.popleft()
