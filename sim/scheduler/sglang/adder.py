@@ -107,6 +107,15 @@ class PrefillAdder:
         """Tokens that may still be promised."""
         return self._num_free_tokens - self._offset
 
+    def need(self, entry: Entry) -> float:
+        """Return the tokens that a request lacks, by its latest look-up.
+
+        The release goes by that, which may be none, so that what is freed for it may be
+        too little.
+        """
+        reserve = min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+        return entry.num_extend_tokens + reserve - self.total
+
     def release(self, entry: Entry) -> None:
         """Take note that a running request is preempted."""
         self._offset -= self.expected(entry)

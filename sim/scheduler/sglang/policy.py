@@ -14,7 +14,7 @@ from sim.scheduler.sglang.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from cache.sglang.allocator import Slots
     from cache.sglang.radix_cache import TreeNode
@@ -47,6 +47,7 @@ class SchedulePolicy:
     ) -> None:
         self._policy = settings.policy
         self._by_priority = settings.enable_priority_scheduling
+        self._threshold = settings.priority_scheduling_preemption_threshold
         self._sign = 1 if settings.schedule_low_priority_values_first else -1
         self._tree = tree
         self._tokens = tokens
@@ -58,6 +59,40 @@ class SchedulePolicy:
     def less_urgent(self, running: Entry, waiting: Entry) -> int:
         """Return by how much a running request is less urgent than a waiting one."""
         return self._sign * (running.request.priority - waiting.request.priority)
+
+    def victims(
+        self,
+        entry: Entry,
+        running: Iterable[Entry],
+        need: float,
+        expected: Callable[[Entry], float],
+    ) -> list[Entry]:
+        """Return less urgent requests whose estimates free what one needs; or none.
+
+        Parameters
+        ----------
+        entry
+            Waits.
+        running
+            Those that may be pushed out.
+        need
+            Tokens that are missing.
+        expected
+            What a running request is expected to write yet.
+
+        Notes
+        -----
+        Source: `PrefillAdder.preempt_to_schedule`.
+        """
+        out: list[Entry] = []
+        for each in sorted(running, key=self.urgency, reverse=True):
+            if self.less_urgent(each, entry) <= self._threshold:
+                break
+            out.append(each)
+            need -= expected(each)
+            if need <= 0:
+                break
+        return out if need <= 0 else []
 
     def sort(self, waiting: list[Entry]) -> None:
         """Sort the queue in place."""

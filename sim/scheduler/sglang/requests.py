@@ -11,6 +11,7 @@ import numpy as np
 from cache.sglang.tables import SlotTable
 from cache.tokens import RunTokens, TokenRuns
 from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -152,6 +153,16 @@ class Entry:
         """Outputs that it may still write."""
         return self.max_new_tokens - self.num_outputs
 
+    def go_on(self) -> None:
+        """Let a prompt go on behind its latest chunk."""
+        self.num_prefix_tokens = self.table.num_stored_tokens
+        self.num_extend_tokens = self.num_tokens - self.num_prefix_tokens
+
+    def retract(self) -> None:
+        """Note that it lost its slots."""
+        self.is_retracted = True
+        self.num_extend_tokens = self.num_prefix_tokens = self.num_fill_tokens = 0
+
     def tokens(self, numbers: TokenNumbers, num_tokens: int) -> Slots:
         """Return its first tokens, outputs among them."""
         if num_tokens > self.num_known:
@@ -241,3 +252,29 @@ class SglangOutput(SchedulerOutput):
     preempted: list[Request] = field(default_factory=list)
     dropped: list[Request] = field(default_factory=list)
     rejected: list[Request] = field(default_factory=list)
+
+    def take(self, batch: ScheduleBatch) -> None:
+        """Say what a batch is, in the engine's terms, and count its tokens."""
+        self.mode, self.num_decoding = batch.mode, batch.num_decoding
+        counts = Batch(0)
+        num_extending = len(batch.entries) - batch.num_decoding
+        if batch.mode is Mode.DECODE:
+            num_extending = 0
+        for index, entry in enumerate(batch.entries):
+            after = entry.table.num_stored_tokens
+            num_new = entry.num_extend_tokens if index < num_extending else 1
+            before = after - num_new
+            self.entries.append((entry, before, num_new))
+            counts.add(num_new, after)
+            request = entry.request
+            if entry.is_ended or entry.is_finished:
+                continue
+            request.num_computed_tokens = after
+            self.scheduled.append(request)
+            self.num_scheduled_tokens.append(num_new)
+            if before < request.num_recompute_tokens:
+                num_again = min(after, request.num_recompute_tokens) - before
+                request.num_recomputed_tokens += num_again
+                counts.num_recomputed_tokens += num_again
+        self.shape = counts.shape()
+        self.num_recomputed_tokens = counts.num_recomputed_tokens

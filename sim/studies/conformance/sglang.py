@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from sim.engine.sampling import InFlightSampler
 from sim.scheduler.log.lines import names_of
 from sim.scheduler.log.sglang import SglangLog
-from sim.scheduler.sglang.scheduler import OutOfMemoryError, SglangScheduler
+from sim.scheduler.sglang.holdings import OutOfMemoryError
+from sim.scheduler.sglang.scheduler import SglangScheduler
 from sim.scheduler.sglang.settings import Settings
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import SglangEngine

@@ -1,0 +1,287 @@
+"""What requests hold: token slots, request slots, and what of them is shared."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cache.errors import NoFreeBlocksError, require
+from cache.sglang.allocator import RequestSlots, SlotAllocator
+from cache.sglang.radix_cache import RadixCache
+from cache.sglang.tables import ChunkCache, TreeCache
+from cache.stats import PrefixCacheStats
+from sim.errors import SchedulerError
+from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.sglang.requests import TokenNumbers
+from sim.scheduler.sglang.settings import RETRACT_DECODE_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cache.sglang.allocator import Slots
+    from sim.scheduler.sglang.requests import Entry
+    from sim.scheduler.sglang.settings import Settings
+
+
+class OutOfMemoryError(SchedulerError):
+    """The release's engine dies: it found no slots where its estimates saw some."""
+
+
+class Holdings:
+    """The slots of all requests that are in a batch, or run.
+
+    Parameters
+    ----------
+    settings
+        Of the scheduler.
+
+    Attributes
+    ----------
+    allocator, tree, cache
+        The slots, the prefixes (None without a radix cache), and both together.
+    holders
+        Requests that hold slots.
+    num_stored_tokens, num_pages, num_shared_tokens
+        Of all their tables; of these, those of the tree, counted for each.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.allocator = SlotAllocator(
+            settings.max_total_num_tokens,
+            settings.page_size,
+            need_sort=settings.need_sort,
+        )
+        self.tree: RadixCache | None = None
+        if not settings.disable_radix_cache:
+            self.tree = RadixCache(
+                self.allocator,
+                settings.radix_eviction_policy,
+                counts_hits=settings.is_0_5_10,
+            )
+        self.cache: ChunkCache | TreeCache = (
+            ChunkCache(self.allocator)
+            if self.tree is None
+            else TreeCache(self.allocator, self.tree)
+        )
+        self.request_slots = RequestSlots(settings.max_running_requests)
+        self.holders: dict[Entry, None] = {}
+        self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0
+        self.numbers = TokenNumbers()
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._page_size = settings.page_size
+        self._num_tokens = settings.max_total_num_tokens
+
+    def all_tokens(self, entry: Entry) -> Slots:
+        """Return prompt and outputs of a request."""
+        return entry.tokens(self.numbers, entry.num_tokens)
+
+    # -- prompts --------------------------------------------------------------
+
+    def look_up(self, entry: Entry) -> None:
+        """Find the cached prefix of a waiting request, all but its last token."""
+        num_tokens = entry.num_tokens
+        tokens = entry.tokens(self.numbers, max(num_tokens - 1, 0))
+        slots = self.cache.match(entry.table, tokens)
+        entry.table.begin(slots)
+        entry.table.num_protected_tokens = entry.num_prefix_tokens = len(slots)
+        entry.num_extend_tokens = num_tokens - len(slots)
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Give requests slots for the tokens of a prefill batch."""
+        size = self._page_size
+        for entry in entries:
+            if entry.slot < 0:
+                entry.slot = self.request_slots.take()
+                self._count(entry, 1)
+        num_tokens = sum(entry.num_extend_tokens for entry in entries)
+        self.cache.make_room(num_tokens + (0 if size == 1 else len(entries) * size))
+        grown = [
+            (
+                entry.num_prefix_tokens,
+                entry.num_prefix_tokens + entry.num_extend_tokens,
+                entry.table.last,
+            )
+            for entry in entries
+        ]
+        try:
+            found = self.allocator.extend(grown, num_tokens)
+        except NoFreeBlocksError as error:
+            raise OutOfMemoryError(
+                "Prefill out of memory. Try to lower your batch size."
+            ) from error
+        self.num_stored_tokens += num_tokens
+        self.num_pages += sum(
+            -(-after // size) - -(-before // size) for before, after, _ in grown
+        )
+        for entry, slots in zip(entries, found, strict=True):
+            entry.table.append(slots)
+            entry.num_fill_tokens = len(entry.table)
+
+    def share(self, entry: Entry, *, is_chunk: bool = False) -> None:
+        """Put what is prefilled of a request into the tree."""
+        table = entry.table
+        before = table.num_protected_tokens
+        tokens = entry.tokens(self.numbers, entry.num_fill_tokens)
+        self.cache.unfinished(table, tokens, entry.request.priority, is_chunk=is_chunk)
+        self.num_shared_tokens += table.num_protected_tokens - before
+
+    # -- decodes --------------------------------------------------------------
+
+    def has_room(self, entries: Sequence[Entry]) -> bool:
+        """Whether a token of each fits, if needed behind an eviction."""
+        size = self._page_size
+        num_opening = len(entries)
+        if size > 1:
+            num_opening = sum(
+                not entry.table.num_stored_tokens % size for entry in entries
+            )
+        return self.cache.make_room(num_opening * size)
+
+    def grow(self, entries: Sequence[Entry]) -> None:
+        """Take a slot for each of the requests that decode."""
+        size, allocator = self._page_size, self.allocator
+        self.cache.make_room(len(entries) * size)
+        tables = [entry.table for entry in entries]
+        num_before = allocator.num_available_tokens
+        try:
+            if size == 1:
+                slots = allocator.allocate(len(tables))
+            else:
+                slots = allocator.decode(
+                    np.array([table.last for table in tables]),
+                    np.array([len(table) for table in tables]),
+                )
+        except NoFreeBlocksError as error:
+            raise OutOfMemoryError(
+                "Decode out of memory. Try to lower your batch size."
+            ) from error
+        for table, slot in zip(tables, slots.tolist(), strict=True):
+            table.append_one(slot)
+        self.num_stored_tokens += len(tables)
+        self.num_pages += (num_before - allocator.num_available_tokens) // size
+
+    # -- coming from the queue, and back to it ---------------------------------
+
+    def admit(self, entry: Entry, now_s: float) -> None:
+        """Count the look-up of a request that comes from the queue."""
+        entry.is_retracted = False
+        request = entry.request
+        if request.status is RequestStatus.RUNNING:
+            return
+        num_hits, is_first = entry.num_prefix_tokens, isnan(request.first_scheduled_s)
+        if not entry.is_ended:
+            request.move_to(RequestStatus.RUNNING)
+        if self.tree is not None:
+            self.prefix_cache_stats.record(
+                entry.num_tokens, num_hits, preempted=not is_first
+            )
+        if is_first:
+            request.num_cached_tokens = num_hits
+            request.first_scheduled_s = now_s
+
+    def retract(
+        self, entry: Entry, num_left: int, for_entry: Entry, reason: str
+    ) -> list[Preemption]:
+        """Take the slots of a running request, which is computed again later.
+
+        Room for some steps of those that are left is made at once.
+
+        Returns
+        -------
+        list of Preemption
+            One, or none for a request that was withdrawn.
+        """
+        before = self.num_used_tokens
+        self.release(entry)
+        self.cache.make_room(num_left * RETRACT_DECODE_STEPS)
+        after = self.num_used_tokens
+        entry.retract()
+        if entry.is_ended:
+            return []
+        return [
+            Preemption(
+                request=entry.request,
+                for_request=for_entry.request,
+                reason=reason,
+                mode=PreemptionMode.RECOMPUTE,
+                num_tokens_lost=entry.request.preempt(),
+                num_blocks_freed=(before - after) // self._page_size,
+                num_blocks_moved=0,
+                kv_cache_usage_before=before / self._num_tokens,
+                kv_cache_usage_after=after / self._num_tokens,
+            )
+        ]
+
+    # -- letting go -----------------------------------------------------------
+
+    def release(self, entry: Entry) -> None:
+        """Free what a request holds that will be computed again."""
+        self._count(entry, -1)
+        self.cache.release(entry.table)
+        self._free_slot(entry)
+
+    def end(self, entry: Entry) -> None:
+        """Share what a request that ends has stored, and free the rest."""
+        self._count(entry, -1)
+        table = entry.table
+        tokens = entry.tokens(self.numbers, len(table))
+        self.cache.finished(table, tokens, entry.request.priority)
+        self._free_slot(entry)
+
+    def _free_slot(self, entry: Entry) -> None:
+        self.request_slots.free(entry.slot)
+        entry.slot = -1
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        """Count a request that begins to hold slots, or ceases to."""
+        table = entry.table
+        self.num_stored_tokens += sign * table.num_stored_tokens
+        self.num_pages += sign * -(-table.num_stored_tokens // self._page_size)
+        self.num_shared_tokens += sign * table.num_protected_tokens
+        if sign > 0:
+            self.holders[entry] = None
+        else:
+            del self.holders[entry]
+
+    # -- numbers --------------------------------------------------------------
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Tokens of slots that requests hold."""
+        return (
+            self._num_tokens
+            - self.allocator.num_available_tokens
+            - self.cache.num_evictable_tokens
+        )
+
+    def usage(self) -> CacheUsage:
+        """Return what the cache holds; pages are blocks."""
+        num_used, num_stored = self.num_used_tokens, self.num_stored_tokens
+        return CacheUsage(
+            num_used // self._page_size,
+            self.num_pages,
+            num_stored - self.num_shared_tokens + self.cache.num_protected_tokens,
+            num_stored,
+            num_used / self._num_tokens,
+            0.0,
+        )
+
+    def check(self) -> None:
+        """Prove slots, tree, locks and counts in O(n)."""
+        tables = [entry.table for entry in self.holders]
+        self.cache.check(tables)
+        self.request_slots.check([entry.slot for entry in self.holders])
+        size = self._page_size
+        for name, found, counted in (
+            ("stored tokens", sum(map(len, tables)), self.num_stored_tokens),
+            ("pages", sum(-(-len(each) // size) for each in tables), self.num_pages),
+            (
+                "shared tokens",
+                sum(each.num_protected_tokens for each in tables),
+                self.num_shared_tokens,
+            ),
+        ):
+            require(found == counted, f"{found} {name}, {counted} counted")
