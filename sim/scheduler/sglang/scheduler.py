@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import require
-from sim.scheduler.base import (
-    CacheUsage,
-    SchedulerOutput,
-)
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.holdings import Holdings, OutOfMemoryError
@@ -30,6 +26,10 @@ from sim.scheduler.v1.in_flight import Delivery
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sim.scheduler.base import (
+        CacheUsage,
+        SchedulerOutput,
+    )
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.sglang.settings import Settings
 
@@ -155,12 +155,7 @@ class SglangScheduler:
         if len(prompt) > self.settings.longest_prompt:
             prompt = np.zeros(1, np.int64)
             request.max_num_tokens = request.num_prompt_tokens + 1
-        entry = Entry(
-            request,
-            prompt,
-            max_new_tokens,
-            ignore_eos=request.ignore_eos,
-        )
+        entry = Entry(request, prompt, max_new_tokens, ignore_eos=request.ignore_eos)
         self._entries[request] = entry
         self.queue.enter(entry)
 
