@@ -93,6 +93,7 @@ class LlmD(RandomRouter):
             + self.kv_cache_weight * (1.0 - load.kv_cache_usage)
             for load in loads
         ]
+        self._best_without_prefix: list[int] | None = None
 
     def set_ready(self, places: Sequence[int]) -> None:
         super().set_ready(places)
@@ -119,8 +120,17 @@ class LlmD(RandomRouter):
     def _pick(self, request: Request) -> int:
         hashes = prompt_hashes(request, self.block_tokens, MOST_HASHED_TOKENS)
         scores = self.scores(hashes)
-        best = max(scores[place] for place in self.places)
-        places = [place for place in self.places if scores[place] == best]
+        if scores is not self._without_prefix:
+            places = self._best(scores)
+        else:
+            if self._best_without_prefix is None:
+                self._best_without_prefix = self._best(scores)
+            places = self._best_without_prefix
         place = places[int(self._stream.integers(len(places)))]
         self.index.add(hashes, place)
         return place
+
+    def _best(self, scores: Sequence[float]) -> list[int]:
+        """Return the places with the highest score."""
+        best = max(scores[place] for place in self.places)
+        return [place for place in self.places if scores[place] == best]
