@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from sim.results.run import Results
     from sim.simulation.run import Simulation
     from sim.views.plots.binning import Floats
+
+
+NUM_COLUMNS: Final = 800
+"""Columns of time: about as many as the figures have pixels. A report has more of them;
+here, drawing them is what a moved slider waits for."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,12 @@ class Kept:
         limits = Limits(summary["max_num_seqs"], summary["max_num_batched_tokens"])
         requests, preemptions = recording.request_table, recording.preemption_table
         parts = [
-            reduce_steps(each.step_table, limits, float(summary["duration"]))
+            reduce_steps(
+                each.step_table,
+                limits,
+                float(summary["duration"]),
+                num_fine=NUM_COLUMNS,
+            )
             for each in recording.of_rank
         ]
         return cls(
@@ -92,7 +102,7 @@ class Kept:
     def num_bytes(self) -> int:
         """About how much memory it takes."""
         columns = (*self.requests.values(), *self.preemptions.values())
-        states = 3 * len(STATES) * 2000 * 8
+        states = 3 * len(STATES) * NUM_COLUMNS * 8
         return sum(each.nbytes for each in columns) + states + 100_000
 
 

@@ -45,10 +45,10 @@ def values_of(control: Control, now: Any) -> list[Any]:
         return [False, True]
     if control.what == "choice":
         names = [each.value for each in control.choices]
-        if len(names) > 2 * NUM_POINTS:
+        if not 1 < len(names) <= 2 * NUM_POINTS:
             raise ConfigError(
-                f"{control.key}: {len(names)} names are too many for a curve; choose "
-                f"one after the other"
+                f"{control.key}: a curve is drawn over 2 to {2 * NUM_POINTS} names, "
+                f"got {len(names)}; choose one after the other"
             )
         return names
     if control.slider is None:

@@ -116,6 +116,7 @@ class Reduced:
 
     stop_s: float  # end of the time axis: the last thing that happened, in seconds
     num_steps: int = 0
+    num_fine: int = NUM_FINE  # columns of states
     waits: Waits = field(default_factory=Waits)
     # by name as in `STATES`, in fine columns; empty while the engine is idle
     states: Mapping[str, Ranged] = field(default_factory=dict)
@@ -128,17 +129,23 @@ class Reduced:
 
     @property
     def fine_s(self) -> float:
-        return self.stop_s / NUM_FINE
+        return self.stop_s / self.num_fine
 
     @property
     def coarse_s(self) -> float:
         return self.stop_s / NUM_COARSE
 
 
-def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Reduced:
+def reduce_steps(
+    steps: StepTable,
+    limits: Limits,
+    after_s: float = 0.0,
+    *,
+    num_fine: int = NUM_FINE,
+) -> Reduced:
     stop_s = max(end_s(steps), after_s) or 1.0
-    fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
-    reduced = Reduced(stop_s, steps.num_steps)
+    fine, coarse = StepColumns(stop_s, num_fine), StepColumns(stop_s, NUM_COARSE)
+    reduced = Reduced(stop_s, steps.num_steps, num_fine)
     states = {name: Envelope(fine, idle_is_zero=True) for name in STATES}
     averages = {name: StepMeans(coarse) for name in AVERAGED}
     reduced.states, reduced.averages = states, averages

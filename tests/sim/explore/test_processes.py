@@ -157,7 +157,7 @@ def test_strangers_are_refused_over_the_wire(page: Served) -> None:
 
 
 def test_memory_does_not_grow_with_use(page: Served) -> None:
-    """Some hundred runs, each of which is another: more than are kept."""
+    """A hundred runs, each of which is another: about what ten minutes' use asks."""
     for seed in range(10, 40):
         page.run(seed=seed)
     before = rss_bytes(page.process.pid) + sum(map(rss_bytes, page.workers()))

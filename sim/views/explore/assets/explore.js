@@ -255,7 +255,8 @@
     at("state").textContent = line;
   };
   const progress = (share) => {
-    at("done").style.width = share === null ? "0" : `${Math.max(2, 100 * share)}%`;
+    // Not its width, for which the page would be laid out at every frame.
+    at("done").style.transform = `scaleX(${share === null ? 0 : Math.max(0.02, share)})`;
   };
   async function* linesOf(response) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -320,11 +321,7 @@
     showTiles(result.tiles);
     at("said").innerHTML = result.said;
     for (const [key, html] of Object.entries(result.html)) fill(at(`in-${key}`), html);
-    for (const [key, spec] of Object.entries(result.figures)) {
-      const place = at(`plot-${key}`);
-      place.spec = spec;
-      kvsimFigures.draw(place, spec);
-    }
+    draw(result.figures);
     at("command").textContent = result.command;
     at("serve").textContent = result.serve;
     at("unserved").textContent = result.notServed.length ? `The command does not say: ${result.notServed.join(", ")}` : "";
@@ -342,6 +339,27 @@
     root.dataset.answerMs = ms.toFixed(0);
     root.dataset.answer = String(asked);
     if (curveKey !== null) drawCurve();
+  };
+  // The first figure at once, the others one by one, so that the page is never blocked.
+  let drawing = 0;
+  const draw = (figures) => {
+    clearTimeout(drawing);
+    const left = Object.entries(figures).map(([key, spec]) => {
+      const place = at(`plot-${key}`);
+      place.spec = spec;
+      return place;
+    });
+    root.dataset.drawn = "";
+    const next = () => {
+      const place = left.shift();
+      if (place === undefined) {
+        root.dataset.drawn = root.dataset.answer;
+        return;
+      }
+      kvsimFigures.draw(place, place.spec);
+      drawing = setTimeout(next);
+    };
+    next();
   };
   // Places of figures stay as they are, so that a zoom survives and nothing flickers.
   const fill = (place, html) => {
@@ -425,7 +443,7 @@
   const MOST_NAMES = 16;
   const WIDE = 284, HIGH = 76, EDGE = 8;
   const canCurve = ({ what, slider, choices }) =>
-    what === "switch" || (what === "choice" ? choices.length <= MOST_NAMES : slider !== null);
+    what === "switch" || (what === "choice" ? choices.length > 1 && choices.length <= MOST_NAMES : slider !== null);
   const openCurve = (key) => {
     curving?.abort();
     if (curveKey !== null) widgets.get(curveKey).drawn.hidden = true;
