@@ -273,20 +273,18 @@ class Engine:
                     last = due_steps[0] + 1
                     num_steps = quiet_steps((last if last < look else look) - step)
                 if num_steps:
-                    until_s = next_s
+                    until_s = next_s if next_s < event_s else event_s
                     if horizon is not None:
                         until_s = min(next_s, horizon())
-                    elif event_s < next_s:
-                        until_s = event_s
-                    if self.is_interruptible and event_s < inf:
+                    if horizon is None or not self.is_interruptible or event_s == inf:
+                        ends = take_quiet(step, num_steps, now_s, until_s)
+                    else:
                         ends = quiet_ends(step, num_steps, now_s, until_s)
                         if event_s <= ends[-1] < inf:
                             ends = yield from self._interruptible(ends, until_s)
                             if env._now > now_s:  # they have ended
                                 event_s, self.is_alone = inf, False
                         take_quiet(step, num_steps, now_s, until_s, ends)
-                    else:
-                        ends = take_quiet(step, num_steps, now_s, until_s)
                     end_s = ends[-1]
                     step += len(ends) - 1
                 elif drains:

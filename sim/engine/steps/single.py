@@ -317,14 +317,14 @@ class ClockedSteps(Steps):
             self._note_if_empty(step)
 
     def appear(self, step: int, end_s: float) -> list[Request]:
-        calendar, scheduler = self._calendar, self._scheduler
-        finished: list[Request] = (
-            calendar.pop(end_s) if step == self.due_steps[0] else []
-        )
+        scheduler = self._scheduler
+        finished: list[Request] = []
+        if step == self.due_steps[0]:
+            finished = self._calendar.pop(end_s)
         completing = scheduler.completing
         if completing:
             scheduler.begin_decoding(
-                calendar.first_tokens(completing, step, end_s, finished)
+                self._calendar.first_tokens(completing, step, end_s, finished)
             )
         if finished:
             if len(finished) > 1:

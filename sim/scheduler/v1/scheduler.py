@@ -125,6 +125,7 @@ class Scheduler(Holdings):
         has_ends = groups is not None and groups.chunk_ends is not None
         self._cut = groups.cut_chunk if groups is not None and has_ends else None
         self._threshold = settings.long_prefill_token_threshold
+        self._has_threshold = self._threshold > 0
         self._interval = (
             PrefillInterval(settings.prefill_schedule_interval)
             if settings.prefill_schedule_interval > 1 and dialect.spaces_prefills
@@ -215,7 +216,7 @@ class Scheduler(Holdings):
         self.prompts = []
         self.num_recomputed_tokens = 0
         interval = self._interval
-        if self.settings.long_prefill_token_threshold:
+        if self._has_threshold:
             self._set_threshold()
         if interval is not None:
             self._carries_prefill = False
@@ -598,7 +599,7 @@ class Scheduler(Holdings):
                 if not self._reserves_all:
                     num_needed = num_blocks
                 if running or num_needed > ids.num_free_blocks:
-                    self._blocked_head = request
+                    self._blocked_head, self._blocked_until = request, NEVER
                     return
             waiting.pop_request()
             request.table = ids.take(num_blocks)
@@ -717,6 +718,8 @@ class Scheduler(Holdings):
         Changes nothing.
         """
         if self.waiting:
+            if self._blocked_head is None and len(self.running) < self._most_running:
+                return 0
             most = min(most, self._num_steps_unasked())
         clock = self.clock
         num_decodes = clock.num_decodes
