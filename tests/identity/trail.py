@@ -216,6 +216,9 @@ class Trail:
             return free(request)
 
         cache.owner.free = noted
+        scheduler: Any = self._simulation.scheduler
+        if getattr(scheduler, "_free", None) == free:  # it was asked for once
+            scheduler._free = noted
 
     def close(self) -> None:
         """Note the end of the run, and prove all invariants."""
