@@ -161,7 +161,10 @@ def test_a_bound_moves_host_and_step() -> None:
 def test_what_is_not_built_says_so() -> None:
     for engine, words in (
         ({"engine_version": "0.13"}, "built from 0.14 on"),
-        ({"scheduler": "v0"}, "async_scheduling: .*no such key|built for v1 only"),
+        (
+            {"scheduler": "v0"},
+            "async_scheduling: .*no such key|built for v1, sglang only",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             simulation(cost=CONSTANT, async_scheduling=True, **engine)

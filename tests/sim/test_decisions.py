@@ -129,7 +129,8 @@ def test_an_interrupted_run_leaves_nothing(  # noqa: PLR0917
 ) -> None:
     def lines(_: object) -> Iterator[dict[str, Any]]:
         yield LINES[0]
-        assert len(files(tmp_path)) == 2  # the workload, and a log in the making
+        # the workload, what claims the log's name, and a log in the making
+        assert len(files(tmp_path)) == 3
         raise fault
 
     monkeypatch.setattr(DecisionDriver, "lines", lines)

@@ -221,7 +221,7 @@ def test_wrong_files(tmp_path: Path, change: dict[str, object], message: str) ->
     [
         ("a: [", "must hold YAML or JSON"),
         ("- 1", "must hold a mapping"),
-        (json.dumps(FIELDS)[:-1] + ", 3: 4}", "3 is no field of a GPU"),
+        (json.dumps(FIELDS)[:-1] + ", 3: 4}", "the key 3 is no text"),
     ],
 )
 def test_unparsable_files(tmp_path: Path, text: str, message: str) -> None:

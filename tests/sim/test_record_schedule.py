@@ -125,6 +125,8 @@ def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
 ) -> None:
     if caching and OURS[generation].enable_prefix_caching is None:
         pytest.skip("a generation without prefix caching")
+    if generation == "sglang":
+        pytest.skip("its driver has steps where a run has time: tests/conformance")
     engine: dict[str, Any] = {"enable_prefix_caching": caching} if caching else {}
     groups = OURS[generation].schedules_groups
     margin: dict[str, Any] = {"watermark": 0.0}

@@ -197,6 +197,7 @@ windows = st.none() | st.tuples(
 ).map(lambda w: (w[0], w[1] and w[0] + w[1]))
 
 
+@pytest.mark.filterwarnings("ignore:.*count from an epoch")
 @given(rows, windows, st.none() | st.integers(1, 13), st.floats(1e-3, 1e3) | lengths)
 def test_a_part_of_columns_is_that_of_the_list(
     rows: list[tuple[float, int, int]],
