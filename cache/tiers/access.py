@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from cache.errors import CacheError
+from cache.tiers.places import NO_INTS, is_any
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from cache.tiers.places import ChunkIndex, Ints, Mask
 
 
 class SessionHint(NamedTuple):
@@ -37,31 +41,40 @@ class RequestAccess:
 
     Attributes
     ----------
-    positions
-        Place in the request of each key that it has used, in the order of first uses.
     inserted, reused, missed
         Keys that it stored; that it read, or wanted to store when another request had
         done so; and that it had to store, whether or not there was room. Kept by
         policies that ask for them.
-    rank
+    rank, number
         The policy's own; 0 before the first contact.
     ranked, is_sorted, is_own
-        The policy's own: keys that it ranks with the request; whether they stand by
-        place, and whether none of them is ranked with another by now.
+        The policy's own: places and positions of the chunks that it ranks with the
+        request, by lots; whether they stand by position, and whether none of them is
+        ranked with another by now.
+    keys, cells
+        By position in the request: keys, and where the tier's index has them (-1: not
+        known).
+    num_known
+        Positions of which they are known.
+    pages
+        What it holds of that index.
     is_finished, end_s
         Whether the request has ended, and when, if that was said.
     """
 
     __slots__ = (
-        "_is_in_order",
-        "_next_place",
+        "_is_shown",
+        "cells",
         "end_s",
         "inserted",
         "is_finished",
         "is_own",
         "is_sorted",
+        "keys",
         "missed",
-        "positions",
+        "num_known",
+        "number",
+        "pages",
         "rank",
         "ranked",
         "request_id",
@@ -75,50 +88,83 @@ class RequestAccess:
         self.request_id = request_id
         self.session = session
         self.end_s = 0.0
-        self.positions: dict[int, int] = {}
         self.inserted: set[int] = set()
         self.reused: set[int] = set()
         self.missed: set[int] = set()
-        self.rank = 0
-        self.ranked: list[int] = []
+        self.rank = self.number = 0
+        self.ranked: list[tuple[Ints, Ints]] = []
         self.is_sorted = self.is_own = True
         self.is_finished = False
-        self._is_in_order = True  # keys were noted in the order of their places
-        self._next_place = 0
+        self.keys = self.cells = NO_INTS
+        self.num_known = 0
+        self.pages: list[int] = []
+        self._is_shown: Mask = np.zeros(0, np.bool_)  # by position
 
-    def show(
-        self, keys: Sequence[int], first: int, shown: Collection[int] | None = None
-    ) -> Sequence[int]:
-        """Note the places of keys; return those that are new to the request.
+    def know(self, keys: Ints, first: int, index: ChunkIndex) -> Ints:
+        """Return the cells of keys, in the tier that this record belongs to.
 
         Parameters
         ----------
         keys
             Successive chunks of the request.
         first
-            Place of the first of them.
-        shown
+            Position of the first of them.
+        index
+            Of the tier.
+
+        Raises
+        ------
+        CacheError
+            If other keys were there before.
+        """
+        stop = first + len(keys)
+        if stop > len(self.cells):
+            self._reach(stop)
+        cells = self.cells[first:stop]
+        if self.num_known < len(self.cells):
+            is_new = cells < 0
+            if is_any(is_new):
+                new = keys[is_new]
+                cells[is_new], pages = index.hold(new)
+                self.keys[first:stop][is_new] = new
+                self.num_known += len(new)
+                self.pages += pages
+        if is_any(self.keys[first:stop] != keys):
+            raise CacheError(
+                f"chunks {first} to {stop - 1} of a request have other keys than "
+                f"before; say where the first one stands in the request"
+            )
+        return cells
+
+    def _reach(self, num_chunks: int) -> None:
+        """Make room for so many chunks."""
+        num_more = num_chunks - len(self.cells)
+        if self.num_known:
+            num_more = max(num_more, len(self.cells))
+        more = np.full(num_more, -1, np.int64)
+        self.cells = np.concatenate([self.cells, more])
+        self.keys = np.concatenate([self.keys, more])
+        is_shown = np.zeros(num_more, np.bool_)
+        self._is_shown = np.concatenate([self._is_shown, is_shown])
+
+    def show(self, first: int, stop: int, among: Mask | None = None) -> Mask:
+        """Note known keys; say which of them are new to the request.
+
+        Parameters
+        ----------
+        first, stop
+            Position of the first of them, and behind the last one.
+        among
             Those of them to note; None for all.
         """
-        positions, new = self.positions, keys
-        if shown is None and first >= self._next_place:
-            positions.update(zip(keys, count(first)))
-        else:
-            places = {
-                key: place
-                for place, key in enumerate(keys, first)
-                if key not in positions and (shown is None or key in shown)
-            }
-            positions.update(places)
-            new = list(places)
-        if new:
-            self._is_in_order &= positions[new[0]] >= self._next_place
-            self._next_place = max(self._next_place, positions[new[-1]] + 1)
+        shown = self._is_shown[first:stop]
+        new: Mask = ~shown
+        if among is not None:
+            new &= among
+        shown |= new
         return new
 
-    def by_place(self) -> list[int]:
-        """Return the keys in the order of their places in the request."""
-        positions = self.positions
-        if self._is_in_order:
-            return list(positions)
-        return sorted(positions, key=positions.__getitem__)
+    def shown(self) -> Ints:
+        """Return the positions of the keys that it has shown."""
+        positions: Ints = self._is_shown.nonzero()[0]
+        return positions

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cache.errors import require
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from collections.abc import Set as AbstractSet
-
     from cache.tiers.access import RequestAccess
+    from cache.tiers.places import Chunks, Ints
 
-Keys = OrderedDict[int, None]
+Keys = OrderedDict[int, int]
+"""Chunks by key, and their places; -1 for those that are gone."""
 
 
 class ARCTierPolicy(TierPolicy):
@@ -54,9 +55,9 @@ class ARCTierPolicy(TierPolicy):
             self._target,
         )
 
-    def store_missed(self, keys: Sequence[int], access: RequestAccess) -> None:
+    def store_missed(self, keys: Ints, access: RequestAccess) -> None:
         once, again = self._once_ghosts, self._again_ghosts
-        new = [key for key in keys if key not in access.missed]
+        new = [key for key in keys.tolist() if key not in access.missed]
         access.missed.update(new)
         for key in reversed(new):
             if key in once:
@@ -68,24 +69,25 @@ class ARCTierPolicy(TierPolicy):
                 self._target = max(self._target - step, 0)
                 again.move_to_end(key)
 
-    def reused(self, keys: Sequence[int], access: RequestAccess) -> None:
+    def reused(self, chunks: Chunks, access: RequestAccess) -> None:
         # What it has stored itself is no use of what others left.
+        keys = chunks.keys.tolist()
         access.reused.update(key for key in keys if key not in access.inserted)
 
-    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
+    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
+        keys = chunks.keys.tolist()
         access.inserted.update(keys)
-        for key in keys:
-            self._once[key] = None
+        for key, place in zip(keys, chunks.ids.tolist(), strict=True):
+            self._once[key] = place
             self._once_ghosts.pop(key, None)
             self._again_ghosts.pop(key, None)
 
-    def finished(self, access: RequestAccess) -> None:
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         once, again, reused = self._once, self._again, access.reused
-        for key in reversed(access.by_place()):
+        for key in reversed(chunks.keys.tolist()):
             if key in reused:
                 if key in once:
-                    del once[key]
-                    again[key] = None
+                    again[key] = once.pop(key)
                 elif key in again:
                     again.move_to_end(key)
             elif key in access.inserted:
@@ -94,10 +96,10 @@ class ARCTierPolicy(TierPolicy):
                 elif key in again:
                     again.move_to_end(key)
 
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
+    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
         once, again = (
-            (key for key in keys if not any(key in those for those in held))
-            for keys in (self._once, self._again)
+            (key for key, place in chunks.items() if not num_holds[place])
+            for chunks in (self._once, self._again)
         )
         num_once, least = len(self._once), int(self._target)
         chosen: list[tuple[int, bool]] = []
@@ -111,19 +113,21 @@ class ARCTierPolicy(TierPolicy):
                 is_once = True
             num_once -= is_once
             chosen.append((key, is_once))
+        ids: list[int] = []
         for key, is_once in chosen:
-            if is_once:
-                del self._once[key]
-                self._once_ghosts[key] = None
-            else:
-                del self._again[key]
-                self._again_ghosts[key] = None
+            chunks, ghosts = (
+                (self._once, self._once_ghosts)
+                if is_once
+                else (self._again, self._again_ghosts)
+            )
+            ids.append(chunks.pop(key))
+            ghosts[key] = -1
         for ghosts in (self._once_ghosts, self._again_ghosts):
             while len(ghosts) > self.capacity:
                 ghosts.popitem(last=False)
-        return [key for key, _ in chosen]
+        return np.array(ids, np.int64)
 
-    def check(self, keys: Collection[int]) -> None:
+    def check(self, ids: Ints) -> None:
         lists = (self._once, self._again, self._once_ghosts, self._again_ghosts)
         listed = [key for each in lists for key in each]
         require(
@@ -131,7 +135,7 @@ class ARCTierPolicy(TierPolicy):
             "tier: a chunk stands in two of T1, T2, B1 and B2",
         )
         require(
-            self._once.keys() | self._again.keys() == set(keys),
+            sorted([*self._once.values(), *self._again.values()]) == sorted(ids),
             "tier: T1 and T2 are not the chunks that are stored",
         )
         require(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from enum import Enum
-from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from cache.errors import CacheConfigError, CacheError, require
 from cache.tiers.arc import ARCTierPolicy
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
+from cache.tiers.places import (
+    NO_INTS,
+    ChunkIndex,
+    Chunks,
+    as_ints,
+    is_all,
+    is_any,
+    longer,
+)
 from cache.tiers.sessions import KeepTTL, NextUse, PinShared, SessionEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cache.tiers.access import RequestAccess
+    from cache.tiers.places import Ints, Mask
     from cache.tiers.policy import TierPolicy
 
 CHUNK_ALIGNMENT_BYTES = 4096
@@ -67,7 +78,8 @@ class CPUTier:
                                                         read
 
     A key stands for the tokens of a chunk and all before it. A request comes with its
-    `RequestAccess`, a new one for each, and is ended by `finish`.
+    `RequestAccess`, a new one for each, and is ended by `finish`. Lots are handled as
+    columns: a few operations each, however many chunks they have.
 
     Parameters
     ----------
@@ -117,11 +129,13 @@ class CPUTier:
             )
         self.num_chunks = num_chunks
         self.policy = TIER_POLICIES[eviction_policy](num_chunks)
-        self._chunk_ids: dict[int, int] = {}
-        self._writing: set[int] = set()
-        self._readers: dict[int, int] = {}  # of chunks that are read
+        self._index = ChunkIndex()
+        # By place: its cell there, and its readers, or -1 while it is written.
+        self._cells = NO_INTS
+        self._num_holds = NO_INTS
+        self._num_used = self._num_writing = self._num_reading = 0
         self._num_begun = 0  # places that were ever used: 0, 1, ...
-        self._free_ids: list[int] = []
+        self._free_ids: Ints = NO_INTS  # of these, the one left last at the end
         self._threshold = store_threshold
         self._offers = OfferCounts(max_tracker_size) if store_threshold >= 2 else None
         self.num_stores_skipped = 0
@@ -130,46 +144,63 @@ class CPUTier:
     @property
     def num_used_chunks(self) -> int:
         """Places that hold a chunk, one that is being written included."""
-        return len(self._chunk_ids)
+        return self._num_used
 
     @property
     def num_writing_chunks(self) -> int:
         """Places of chunks that are not there yet."""
-        return len(self._writing)
+        return self._num_writing
 
     @property
     def num_reading_chunks(self) -> int:
         """Places that are being read."""
-        return len(self._readers)
+        return self._num_reading
 
     @property
     def num_evictable_chunks(self) -> int:
         """Places of chunks that may go."""
-        return len(self._chunk_ids) - len(self._writing) - len(self._readers)
+        return self._num_used - self._num_writing - self._num_reading
 
     @property
     def num_free_chunks(self) -> int:
         """Places that hold nothing."""
-        return self.num_chunks - len(self._chunk_ids)
+        return self.num_chunks - self._num_used
 
     # -- looking up -----------------------------------------------------------
 
     def lookup(self, key: int) -> LookupResult:
         """Say whether a chunk is there. Changes nothing."""
-        if key not in self._chunk_ids:
+        place = self._index.find(key)
+        if place < 0:
             return LookupResult.MISS
-        is_there = key not in self._writing
+        is_there = self._num_holds[place] >= 0
         return LookupResult.HIT if is_there else LookupResult.HIT_PENDING
 
-    def longest_prefix(self, keys: Iterable[int]) -> tuple[int, bool]:
-        """Return how many leading keys are there, and whether none is being written."""
-        found = list(takewhile(self._chunk_ids.__contains__, keys))
-        return len(found), self._writing.isdisjoint(found)
+    def longest_prefix(
+        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
+    ) -> tuple[int, bool]:
+        """Return how many leading keys are there, and whether none is being written.
+
+        Parameters
+        ----------
+        keys, access, first
+            See `prepare_load`; it counts as no use that the request makes of them.
+        """
+        ids = self._places_of(as_ints(keys), access, first)
+        is_missing = ids < 0
+        if is_any(is_missing):
+            ids = ids[: int(is_missing.argmax())]
+        return len(ids), not is_any(self._num_holds[ids] < 0)
+
+    def _places_of(self, keys: Ints, access: RequestAccess, first: int) -> Ints:
+        """Return the place of each key of a request, -1 for those that are missing."""
+        cells = access.know(keys, first, self._index)  # the table may grow
+        return self._index.places[cells]
 
     # -- loading --------------------------------------------------------------
 
     def prepare_load(
-        self, keys: Sequence[int], access: RequestAccess, first: int = 0
+        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
     ) -> list[int]:
         """Hold chunks for a job that reads them; return their places.
 
@@ -180,54 +211,73 @@ class CPUTier:
         access
             Of the request.
         first
-            Place of the first of them in the request.
+            Position of the first of them in the request.
 
         Raises
         ------
         CacheError
             If one is not there, or the request has ended; nothing changes.
         """
-        for key in keys:
-            if self.lookup(key) is not LookupResult.HIT:
-                raise CacheError(
-                    f"chunk {key} cannot be loaded: it is not there; look it up first"
-                )
         _refuse_ended(access)
-        self.hold(keys)
-        if new := access.show(keys, first):
-            self.policy.accessed(new, access)
-        self.policy.reused(keys, access)
-        return [self._chunk_ids[key] for key in keys]
+        keys = as_ints(keys)
+        stop = first + len(keys)
+        ids = self._places_of(keys, access, first)
+        is_hit = self._is_present(ids, ids < 0)
+        if not is_all(is_hit):
+            key = int(keys[~is_hit][0])
+            raise CacheError(
+                f"chunk {key} cannot be loaded: it is not there; look it up first"
+            )
+        self.hold(ids)
+        chunks = Chunks(keys, ids, np.arange(first, stop))
+        new = access.show(first, stop)
+        if is_any(new):
+            self.policy.accessed(chunks.where(new), access)
+        self.policy.reused(chunks, access)
+        places: list[int] = ids.tolist()
+        return places
 
-    def hold(self, keys: Iterable[int]) -> None:
+    def hold(self, chunk_ids: Sequence[int] | Ints) -> None:
         """Hold chunks that are there for a job that copies them to another tier.
 
         It is no use that a request makes of them; `complete_load` lets go of them.
         """
-        readers = self._readers
-        for key in keys:
-            readers[key] = readers.get(key, 0) + 1
+        ids = as_ints(chunk_ids)
+        num_holds = self._num_holds[ids]
+        self._num_reading += len(ids) - int(np.count_nonzero(num_holds))
+        self._num_holds[ids] = num_holds + 1
 
-    def complete_load(self, keys: Iterable[int]) -> None:
-        """Let go of chunks that a job has read, whether or not it succeeded.
+    def holds(self, chunk_ids: Sequence[int], *, is_written: bool) -> bool:
+        """Whether all these places are written, or all are read."""
+        num_holds = self._num_holds[as_ints(chunk_ids)]
+        return is_all(num_holds < 0 if is_written else num_holds > 0)
+
+    def complete_load(self, chunk_ids: Sequence[int] | Ints) -> None:
+        """Let go of the places of a job that has read, whether or not it succeeded.
 
         Raises
         ------
         CacheError
             If nothing reads one of them.
         """
-        readers, read = self._readers, list(keys)
-        if not readers.keys() >= set(read):
-            raise self._not_held(read, readers, "load", "read")
-        for key in read:
-            readers[key] -= 1
-            if not readers[key]:
-                del readers[key]
+        ids = as_ints(chunk_ids)
+        num_holds = self._num_holds[ids]
+        self._require(num_holds > 0, ids, "load", "read")
+        num_holds -= 1
+        self._num_holds[ids] = num_holds
+        self._num_reading -= len(ids) - int(np.count_nonzero(num_holds))
+
+    def _require(self, is_held: Mask, ids: Ints, job: str, how: str) -> None:
+        """Refuse places that are not read, or not written."""
+        if not is_all(is_held):
+            raise CacheError(
+                f"place {ids[~is_held][0]} is not being {how}; complete each {job} once"
+            )
 
     # -- storing --------------------------------------------------------------
 
     def prepare_store(
-        self, keys: Sequence[int], access: RequestAccess, first: int = 0
+        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
     ) -> PreparedStore | None:
         """Offer a lot; return what is to be written, None if there is no room for it.
 
@@ -245,88 +295,102 @@ class CPUTier:
             If the request has ended; nothing changes.
         """
         _refuse_ended(access)
-        missing, present = self._sorted_out(keys)
-        if missing:
-            self.policy.store_missed(missing, access)
-        shown = None
-        if len(missing) + len(present) < len(keys):
-            shown = {*missing, *present}
-        new = access.show(keys, first, shown)
-        if new:
-            there = set(present).intersection(new) if present else ()
-            self.policy.accessed([k for k in present if k in there], access)
-        if present:
+        keys = as_ints(keys)
+        stop = first + len(keys)
+        cells = access.know(keys, first, self._index)
+        lot = Chunks(keys, self._index.places[cells], np.arange(first, stop))
+        missing = lot
+        present = seen = _NOTHING
+        is_missing = lot.ids < 0
+        if self._offers is None and is_all(is_missing):
+            new = access.show(first, stop)
+        else:
+            is_present = self._is_present(lot.ids, is_missing)
+            if self._offers is not None:
+                is_missing &= self._is_often_offered(keys, is_missing)
+            new = access.show(first, stop, is_missing | is_present)
+            missing, present = lot.where(is_missing), lot.where(is_present)
+            seen = lot.where(is_present & new)
+            cells = cells[is_missing]
+        num_missing = len(missing.ids)
+        if num_missing:
+            self.policy.store_missed(missing.keys, access)
+        if is_any(new):
+            self.policy.accessed(seen, access)
+        if len(present.ids):
             self.policy.reused(present, access)
-        if not missing:
+        if not num_missing:
             return PreparedStore([], [], [])
-        num_needed = len(missing) - self.num_free_chunks
-        num_own = sum([key not in self._readers for key in present])
+        num_needed = num_missing - self.num_free_chunks
+        num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
         if num_needed > self.num_evictable_chunks - num_own:
             return None
-        evicted_ids: list[int] = []
+        evicted_ids = NO_INTS
         if num_needed > 0:
-            evicted_ids = self._make_room(num_needed, keys)
-            if not evicted_ids:
+            evicted_ids = self._make_room(num_needed, present.ids)
+            if not len(evicted_ids):
                 return None
-        chunk_ids = self._take_places(len(missing))
-        self._chunk_ids.update(zip(missing, chunk_ids, strict=True))
-        self._writing.update(missing)
-        self.policy.inserted(missing, access)
-        return PreparedStore(missing, chunk_ids, evicted_ids)
+        ids = self._take_places(num_missing)
+        self._index.places[cells] = ids
+        self._cells[ids] = cells
+        self._num_holds[ids] = -1
+        self._num_used += num_missing
+        self._num_writing += num_missing
+        self.policy.inserted(missing._replace(ids=ids), access)
+        return PreparedStore(missing.keys.tolist(), ids.tolist(), evicted_ids.tolist())
 
-    def _sorted_out(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the keys to store, and those that are there."""
-        chunk_ids, writing = self._chunk_ids, self._writing
-        missing: list[int] = list(keys)
-        present: list[int] = []
-        if not chunk_ids.keys().isdisjoint(keys):
-            missing = [key for key in keys if key not in chunk_ids]
-            present = [k for k in keys if k in chunk_ids and k not in writing]
-        offers = self._offers
-        if offers is not None:
-            offers.add(keys)
-            often = [key for key in missing if offers[key] >= self._threshold]
-            self.num_stores_skipped += len(missing) - len(often)
-            missing = often
-        return missing, present
+    def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
+        """Say which of a lot can be read."""
+        if is_all(is_missing):
+            return ~is_missing
+        is_read: Mask = self._num_holds[ids] >= 0
+        return is_read & ~is_missing
 
-    def _make_room(self, num_chunks: int, lot: Sequence[int]) -> list[int]:
+    def _is_often_offered(self, keys: Ints, is_missing: Mask) -> Mask:
+        """Count the offers of a lot; say of which keys there were enough."""
+        assert self._offers is not None
+        offered = keys.tolist()
+        self._offers.add(offered)
+        is_often = np.array([self._offers[k] >= self._threshold for k in offered])
+        self.num_stores_skipped += int(np.count_nonzero(is_missing & ~is_often))
+        return is_often
+
+    def _make_room(self, num_chunks: int, lot: Ints) -> Ints:
         """Evict so many chunks, none of a lot; return their places."""
-        held = self._writing, self._readers.keys(), set(lot)
-        ids = [*map(self._chunk_ids.pop, self.policy.evict(num_chunks, held))]
-        self._free_ids += ids
+        self._num_holds[lot] += 1
+        ids = self.policy.evict(num_chunks, self._num_holds)
+        self._num_holds[lot] -= 1
+        self._index.places[self._cells[ids]] = -1
+        self._free_ids = np.concatenate([self._free_ids, ids])
+        self._num_used -= len(ids)
         self.num_evictions += len(ids)
         return ids
 
-    def _take_places(self, number: int) -> list[int]:
+    def _take_places(self, number: int) -> Ints:
         """Return places that were never used, then those that were left last."""
         num_fresh = min(number, self.num_chunks - self._num_begun)
-        ids = list(range(self._num_begun, self._num_begun + num_fresh))
+        ids = np.arange(self._num_begun, self._num_begun + num_fresh)
         self._num_begun += num_fresh
+        self._cells = longer(self._cells, self._num_begun)
+        self._num_holds = longer(self._num_holds, self._num_begun)
         if num_fresh < number:
             first = len(self._free_ids) - number + num_fresh
-            ids += reversed(self._free_ids[first:])
-            del self._free_ids[first:]
+            ids = np.concatenate([ids, self._free_ids[first:][::-1]])
+            self._free_ids = self._free_ids[:first]
         return ids
 
-    def complete_store(self, keys: Iterable[int]) -> None:
-        """Let chunks be found that a job has written.
+    def complete_store(self, chunk_ids: Sequence[int] | Ints) -> None:
+        """Let chunks be found in places that a job has written.
 
         Raises
         ------
         CacheError
             If one of them is not being written.
         """
-        written = list(keys)
-        if not self._writing.issuperset(written):
-            raise self._not_held(written, self._writing, "store", "written")
-        self._writing.difference_update(written)
-
-    def _not_held(
-        self, keys: Iterable[int], held: Container[int], job: str, how: str
-    ) -> CacheError:
-        key = next(key for key in keys if key not in held)
-        return CacheError(f"chunk {key} is not being {how}; complete each {job} once")
+        ids = as_ints(chunk_ids)
+        self._require(self._num_holds[ids] < 0, ids, "store", "written")
+        self._num_holds[ids] = 0
+        self._num_writing -= len(ids)
 
     # -- requests -------------------------------------------------------------
 
@@ -334,7 +398,14 @@ class CPUTier:
         """Settle what a request that ends has shown; once."""
         if not access.is_finished:
             access.is_finished = True
-            self.policy.finished(access)
+            positions = access.shown()
+            ids = self._index.places[access.cells[positions]]
+            shown = Chunks(access.keys[positions], ids, positions)
+            is_there = ids >= 0
+            self.policy.finished(
+                shown if is_all(is_there) else shown.where(is_there), access
+            )
+            self._index.release(access.pages)
 
     # -- proof ----------------------------------------------------------------
 
@@ -348,26 +419,39 @@ class CPUTier:
         InvariantError
             With the rule that is broken.
         """
-        places = [*self._chunk_ids.values()]
+        self._index.check()
+        is_used = np.ones(self._num_begun, np.bool_)
+        is_used[self._free_ids] = False
+        ids = is_used.nonzero()[0]
         require(
-            sorted(places + self._free_ids) == list(range(self._num_begun)),
-            f"tier: {len(places)} places are used and {len(self._free_ids)} were left, "
-            f"of {self._num_begun} that were ever used",
+            len(ids) == self._num_used
+            and self._num_used + len(self._free_ids) == self._num_begun,
+            f"tier: {self._num_used} places are used and {len(self._free_ids)} were "
+            f"left, of {self._num_begun} that were ever used",
         )
         require(
             self._num_begun <= self.num_chunks,
             f"tier: {self._num_begun} places are used, there are {self.num_chunks}",
         )
-        held = self._writing | self._readers.keys()
+        num_holds, places = self._num_holds[: self._num_begun], self._index.places
         require(
-            held <= self._chunk_ids.keys()
-            and len(held) == len(self._writing) + len(self._readers)
-            and all(number > 0 for number in self._readers.values()),
+            np.array_equal(places[self._cells[ids]], ids)
+            and np.count_nonzero(places >= 0) == len(ids),
+            "tier: a chunk is not found at its place",
+        )
+        require(
+            np.count_nonzero(num_holds == -1) == self._num_writing
+            and np.count_nonzero(num_holds > 0) == self._num_reading
+            and not is_any(num_holds[~is_used] != 0)
+            and is_all(num_holds >= -1),
             "tier: a chunk is read that is being written, or held and not there",
         )
-        self.policy.check(self._chunk_ids.keys())
+        self.policy.check(ids)
         if self._offers is not None:
             self._offers.check()
+
+
+_NOTHING = Chunks(NO_INTS, NO_INTS, NO_INTS)
 
 
 def _refuse_ended(access: RequestAccess) -> None:

@@ -28,7 +28,7 @@ class InFlight(NamedTuple):
     job
         What is copied.
     held
-        Chunks of the host that are read, or written, until it has ended; also those of
+        Places of the host that are read, or written, until it has ended; also those of
         a lot that the tier had already.
     access
         Of the request that asked for it.
@@ -90,7 +90,8 @@ class TierHierarchy:
         self.num_promoted_chunks: Counter[str] = Counter()
         self.num_lost_chunks = 0
         self._in_flight: list[InFlight] = []
-        self._promoting: dict[tuple[str, RequestAccess], list[int]] = {}
+        # Keys and places of what a call brings to the host.
+        self._promoting: dict[tuple[str, RequestAccess], dict[int, int]] = {}
         self._sources: dict[RequestAccess, dict[int, str]] = {}
 
     @property
@@ -107,9 +108,9 @@ class TierHierarchy:
         )
 
     def cascading_chunks(self) -> set[int]:
-        """Return the chunks of the host that are read to be written behind it."""
+        """Return the places of the host that are read to be written behind it."""
         moved = (each.held for each in self._in_flight if not each.job.is_load)
-        return {key for held in moved for key in held}
+        return {place for held in moved for place in held}
 
     # -- time -----------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class TierHierarchy:
             return LookupResult.MISS
         if prepared.keys:
             self.tiers[name].prepare_load(key, self.now_s)
-            self._promoting.setdefault((name, access), []).append(key)
+            self._promoting.setdefault((name, access), {})[key] = prepared.chunk_ids[0]
             brought[key] = name
         return LookupResult.HIT_PENDING
 
@@ -213,9 +214,10 @@ class TierHierarchy:
 
     def end_call(self) -> None:
         """End a call of the scheduler: what was asked for begins to be read."""
-        for (name, access), keys in self._promoting.items():
-            self.num_promoted_chunks[name] += len(keys)
-            self._submit(name, TierJob(keys, is_load=True), keys, access)
+        for (name, access), places in self._promoting.items():
+            self.num_promoted_chunks[name] += len(places)
+            job = TierJob([*places], is_load=True)
+            self._submit(name, job, [*places.values()], access)
         self._promoting = {}
         for tier in self.tiers.values():
             tier.end_call(self.now_s)
@@ -228,13 +230,15 @@ class TierHierarchy:
 
     # -- storing --------------------------------------------------------------
 
-    def stored(self, keys: Sequence[int], access: RequestAccess) -> None:
-        """Write chunks that have reached the host to the tiers behind it."""
+    def stored(
+        self, keys: Sequence[int], chunk_ids: Sequence[int], access: RequestAccess
+    ) -> None:
+        """Write chunks that have reached these places to the tiers behind the host."""
         for name, tier in self.tiers.items():
             taken = tier.prepare_store(keys, self.now_s)
             if taken:
-                self.host.hold(keys)
-                self._submit(name, TierJob(taken, is_load=False), keys, access)
+                self.host.hold(chunk_ids)
+                self._submit(name, TierJob(taken, is_load=False), chunk_ids, access)
 
     def finish(self, access: RequestAccess) -> None:
         """Note a request that has ended, and whose stores have reached the host."""
@@ -255,9 +259,8 @@ class TierHierarchy:
         for tier in self.tiers.values():
             tier.check()
         for each in self._in_flight:
-            state = LookupResult.HIT_PENDING if each.job.is_load else LookupResult.HIT
             require(
-                all(self.host.lookup(key) is state for key in each.held),
+                self.host.holds(each.held, is_written=each.job.is_load),
                 f"tiers: a chunk on its way between the host and {each.tier} is not "
                 f"held in the host",
             )

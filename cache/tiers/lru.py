@@ -5,14 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cache.errors import require
+from cache.tiers.places import NO_INTS, is_all, longer
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterable
 
     from cache.tiers.access import RequestAccess
+    from cache.tiers.places import Chunks, Ints, Mask
 
 
 class LRUTierPolicy(TierPolicy):
@@ -34,16 +37,20 @@ class LRUTierPolicy(TierPolicy):
 
     Notes
     -----
-    A request lists its chunks by place; entries that belong to others by now, or were
-    evicted, are passed over. O(1) a chunk.
+    A request lists its chunks by position, in columns; entries that belong to others by
+    now, or were evicted, are passed over. A few operations a lot, whatever its size.
     Source: vLLM 0.33, ``vllm/v1/kv_offload/cpu/policies/lru.py``.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._owners: dict[int, RequestAccess] = {}
-        self._num_contacts = 0
-        # Requests that list chunks, by rank, and their ranks, ascending.
+        # By place: number of the request that ranks the chunk, 0 for none, and the
+        # chunk's position in it.
+        self._owners = NO_INTS
+        self._positions = NO_INTS
+        self._num_requests = self._num_contacts = 0
+        # Requests that list chunks by number, and by rank; the ranks ascend.
+        self._requests: dict[int, RequestAccess] = {}
         self._lists: dict[int, RequestAccess] = {}
         self._ranks: list[int] = []
 
@@ -51,101 +58,157 @@ class LRUTierPolicy(TierPolicy):
         self._num_contacts += 1
         return self._num_contacts
 
-    def accessed(self, keys: Sequence[int], access: RequestAccess) -> None:
+    def accessed(self, chunks: Chunks, access: RequestAccess) -> None:
         rank = access.rank = access.rank or self._next_rank()
-        owners = self._owners
-        here = [key for key in keys if owners[key].rank < rank]
-        self._take_over(here, access)
-        self.inserted(here, access)
-
-    def _take_over(self, keys: Sequence[int], access: RequestAccess) -> None:
-        """Rank chunks with a request that were ranked with others."""
-        owners = self._owners
-        for owner in {owners[key] for key in keys}:
-            owner.is_own = False
-        owners.update(dict.fromkeys(keys, access))
-
-    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
-        if not keys:
+        if not len(chunks.ids):
             return
-        self._owners.update(dict.fromkeys(keys, access))
-        ranked, positions = access.ranked, access.positions
+        owners = self._owners[chunks.ids]
+        numbers = set(owners.tolist())
+        earlier = [each for each in numbers if self._requests[each].rank < rank]
+        if earlier:
+            if len(earlier) < len(numbers):
+                chunks = chunks.where(np.isin(owners, earlier))
+            self._take_over(earlier, access)
+            self._rank(chunks, access)
+            self._list(chunks, access)
+
+    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
+        num_places = int(chunks.ids.max()) + 1
+        if num_places > len(self._owners):
+            self._owners = longer(self._owners, num_places)
+            self._positions = longer(self._positions, num_places)
+        self._rank(chunks, access)
+        self._list(chunks, access)
+
+    def _take_over(self, numbers: Iterable[int], access: RequestAccess) -> None:
+        """Note that chunks are ranked with a request that were with others."""
+        for number in numbers:
+            if number != access.number:
+                self._requests[number].is_own = False
+
+    def _rank(self, chunks: Chunks, access: RequestAccess) -> None:
+        access.number = access.number or self._next_number()
+        self._owners[chunks.ids] = access.number
+        self._positions[chunks.ids] = chunks.positions
+
+    def _next_number(self) -> int:
+        self._num_requests += 1
+        return self._num_requests
+
+    def _list(self, chunks: Chunks, access: RequestAccess) -> None:
+        """List chunks with the request that ranks them."""
+        ranked, positions = access.ranked, chunks.positions
         if ranked:
-            access.is_sorted &= positions[ranked[-1]] < positions[keys[0]]
-        elif access.rank not in self._lists:
-            self._lists[access.rank] = access
-            insort(self._ranks, access.rank)
-        ranked += keys
+            access.is_sorted &= bool(ranked[-1][1][-1] < positions[0])
+        else:
+            self._enlist(access)
+        ranked.append((chunks.ids, positions))
 
-    def finished(self, access: RequestAccess) -> None:
-        if not access.rank:
-            return
-        self._unlist(access)
-        if len(access.ranked) < len(access.positions) or not access.is_own:
-            owners, keys = self._owners, access.by_place()
-            keys = [key for key in keys if key in owners]
-            self._take_over([k for k in keys if owners[k] is not access], access)
-            access.ranked, access.is_sorted, access.is_own = keys, True, True
-        access.rank = self._next_rank()
-        if access.ranked:
-            self._lists[access.rank] = access
-            self._ranks.append(access.rank)
+    def _enlist(self, access: RequestAccess) -> None:
+        self._lists[access.rank] = self._requests[access.number] = access
+        insort(self._ranks, access.rank)
 
     def _unlist(self, access: RequestAccess) -> None:
         if self._lists.pop(access.rank, None) is not None:
+            del self._requests[access.number]
             del self._ranks[bisect_left(self._ranks, access.rank)]
 
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
-        chosen: list[int] = []
-        emptied: list[int] = []
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+        if access.rank:
+            self._move(chunks, access, self._next_rank())
+
+    def _move(self, chunks: Chunks, access: RequestAccess, rank: int) -> None:
+        """Rank a request anew, with these chunks, which stand by position."""
+        self._unlist(access)
+        access.rank, access.ranked = rank, []
+        access.is_sorted = access.is_own = True
+        if len(chunks.ids):
+            self._take_over(set(self._owners[chunks.ids].tolist()), access)
+            self._rank(chunks, access)
+            self._list(chunks, access)
+
+    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+        chosen: list[Ints] = []
+        emptied: list[RequestAccess] = []
         for rank in self._ranks:
             access = self._lists[rank]
-            self._take(chosen, num_chunks, access, held)
+            num_chunks -= self._take(chosen, num_chunks, access, num_holds)
             if not access.ranked:
-                emptied.append(rank)
-            if len(chosen) == num_chunks:
+                emptied.append(access)
+            if not num_chunks:
                 break
-        for rank in emptied:
-            del self._lists[rank]
+        for access in emptied:
+            del self._lists[access.rank], self._requests[access.number]
         if emptied:
-            last = bisect_left(self._ranks, emptied[-1]) + 1
+            last = bisect_left(self._ranks, emptied[-1].rank) + 1
             ranks = self._ranks[:last]
             self._ranks[:last] = [rank for rank in ranks if rank in self._lists]
-        return chosen
+        return chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
 
     def _take(
         self,
-        chosen: list[int],
+        chosen: list[Ints],
         num_chunks: int,
         access: RequestAccess,
-        held: Sequence[AbstractSet[int]],
-    ) -> None:
-        """Choose from the end of a request's list; those that are held stay in it."""
-        owners, keys = self._owners, access.ranked
-        if not access.is_sorted:
-            own = {key for key in keys if owners.get(key) is access}
-            keys = access.ranked = sorted(own, key=access.positions.__getitem__)
-            access.is_sorted = True
-        kept: list[int] = []
-        while keys and len(chosen) < num_chunks:
-            first = max(len(keys) - num_chunks + len(chosen), 0)
-            lot = keys[: first - 1 if first else None : -1]
-            if not access.is_own:
-                lot = [key for key in lot if owners.get(key) is access]
-            del keys[first:]
-            for those in held:
-                if not those.isdisjoint(lot):
-                    kept += [key for key in lot if key in those]
-                    lot = [key for key in lot if key not in those]
-            for key in lot:
-                del owners[key]
-            chosen += lot
-        kept.sort(key=access.positions.__getitem__)
-        keys += kept
+        num_holds: Ints,
+    ) -> int:
+        """Choose from the end of a request's list; those that are held stay in it.
 
-    def check(self, keys: Collection[int]) -> None:
+        Returns
+        -------
+        int
+            How many.
+        """
+        ids, positions = self._own(access)
+        kept: list[tuple[Ints, Ints]] = []
+        end, num_missing = len(ids), num_chunks
+        while end and num_missing:
+            first = max(end - num_missing, 0)
+            lot = ids[first:end]
+            is_free = num_holds[lot] == 0
+            if not is_all(is_free):
+                kept.append((lot[~is_free], positions[first:end][~is_free]))
+                lot = lot[is_free]
+            self._owners[lot] = 0
+            chosen.append(lot[::-1])
+            num_missing -= len(lot)
+            end = first
+        access.ranked = [(ids[:end], positions[:end])] if end else []
+        access.ranked += reversed(kept)
+        return num_chunks - num_missing
+
+    def _own(self, access: RequestAccess) -> tuple[Ints, Ints]:
+        """Return places and positions of what a request ranks, by position."""
+        ranked = access.ranked
+        if len(ranked) == 1 and access.is_own and access.is_sorted:
+            return ranked[0]
+        if len(ranked) > 1:
+            ids = np.concatenate([lot for lot, _ in ranked])
+            ranked = [(ids, np.concatenate([places for _, places in ranked]))]
+        ids, positions = ranked[0]
+        if not access.is_own:
+            is_ranked = self._is_ranked(ids, positions, access)
+            ids, positions = ids[is_ranked], positions[is_ranked]
+        if not access.is_sorted:
+            order = np.argsort(positions, kind="stable")
+            ids, positions = ids[order], positions[order]
+            # what it lost and stored again, at the same place, stands there twice
+            is_first = np.ones(len(ids), np.bool_)
+            is_first[1:] = (ids[1:] != ids[:-1]) | (positions[1:] != positions[:-1])
+            ids, positions = ids[is_first], positions[is_first]
+        access.is_sorted = access.is_own = True
+        access.ranked = [(ids, positions)]
+        return ids, positions
+
+    def _is_ranked(self, ids: Ints, positions: Ints, access: RequestAccess) -> Mask:
+        """Say which entries of a request's list are its own by now."""
+        is_owned = self._owners[ids] == access.number
+        is_ranked: Mask = is_owned & (self._positions[ids] == positions)
+        return is_ranked
+
+    def check(self, ids: Ints) -> None:
         require(
-            self._owners.keys() == set(keys),
+            np.array_equal(self._owners.nonzero()[0], np.sort(ids)),
             "tier: the ranked chunks are not those that are stored",
         )
         require(
@@ -153,10 +216,21 @@ class LRUTierPolicy(TierPolicy):
             and all(each.rank == rank for rank, each in self._lists.items()),
             "tier: requests do not stand in their order",
         )
-        listed = {access: set(access.ranked) for access in self._lists.values()}
-        for key, access in self._owners.items():
-            require(
-                key in listed.get(access, ()),
-                "tier: chunk {} is not listed by the request that it belongs to",
-                key,
-            )
+        require(
+            self._requests == {each.number: each for each in self._lists.values()},
+            "tier: requests are not known by their numbers",
+        )
+        listed: list[Ints] = [NO_INTS]
+        for access in self._lists.values():
+            for lot, positions in access.ranked:
+                is_ranked = self._is_ranked(lot, positions, access)
+                require(
+                    is_all(is_ranked) or not access.is_own,
+                    "tier: request {} lists what it does not rank",
+                    access.request_id,
+                )
+                listed.append(lot[is_ranked])
+        require(
+            np.array_equal(np.unique(np.concatenate(listed)), np.sort(ids)),
+            "tier: a chunk is not listed by the request that it belongs to",
+        )

@@ -1,4 +1,4 @@
-"""Which chunk of a tier goes first: the role of a policy, and the release's two."""
+"""Which chunk of a tier goes first: the role of a policy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Collection
 
     from cache.tiers.access import RequestAccess
+    from cache.tiers.places import Chunks, Ints
 
 
 class TierPolicy(ABC):
@@ -19,7 +19,7 @@ class TierPolicy(ABC):
 
         missing --inserted--> stored --evict--> missing
 
-    A chunk is its key. What a request shows is noted once per request, at first
+    Chunks come in lots. What a request shows is noted once per request, at first
     contact; its end is the moment when recency is settled.
 
     Parameters
@@ -39,48 +39,62 @@ class TierPolicy(ABC):
         self.capacity = capacity
 
     def store_missed(  # noqa: B027 - most do not care
-        self, keys: Sequence[int], access: RequestAccess
+        self, keys: Ints, access: RequestAccess
     ) -> None:
         """Note keys that a request is about to store, before there is room for them."""
 
     def accessed(  # noqa: B027 - most do not care
-        self, keys: Sequence[int], access: RequestAccess
+        self, chunks: Chunks, access: RequestAccess
     ) -> None:
-        """Note a contact of a request: keys that are there, shown for the first time.
+        """Note a contact of a request: chunks that are there, shown for the first time.
 
         None of them is there where it shows only what it is to store.
         """
 
     def reused(  # noqa: B027 - most do not care
-        self, keys: Sequence[int], access: RequestAccess
+        self, chunks: Chunks, access: RequestAccess
     ) -> None:
-        """Note keys that a request reads, or offers while they are there."""
+        """Note chunks that a request reads, or offers while they are there."""
 
     @abstractmethod
-    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
+    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
         """Note chunks that are being written from now on."""
 
     @abstractmethod
-    def finished(self, access: RequestAccess) -> None:
-        """Settle what a request that ends has shown."""
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+        """Settle what a request that ends has shown, as far as it is there.
 
-    @abstractmethod
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
-        """Give up chunks that are in no set of `held`, the first to go first.
-
-        Exactly `num_chunks`, or none, which refuses the lot at hand; the tier knows
-        that there are as many. `held` are the
-        chunks that are written, those that are read, and a lot at hand, there or not.
+        Parameters
+        ----------
+        chunks
+            By their position in the request.
+        access
+            The request.
         """
 
     @abstractmethod
-    def check(self, keys: Collection[int]) -> None:
+    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+        """Give up chunks that nothing holds; return their places, in order.
+
+        Exactly `num_chunks`, or none, which refuses the lot at hand; the tier knows
+        that there are as many.
+
+        Parameters
+        ----------
+        num_chunks
+            How many.
+        num_holds
+            By place, what keeps a chunk from going: 0 for nothing.
+        """
+
+    @abstractmethod
+    def check(self, ids: Ints) -> None:
         """Prove its own structures in O(n).
 
         Parameters
         ----------
-        keys
-            Every chunk of the tier.
+        ids
+            Places of every chunk of the tier.
 
         Raises
         ------

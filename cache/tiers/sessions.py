@@ -5,17 +5,17 @@ None is the release's; each changes one rule of its LRU (`cache.tiers.lru`).
 
 from __future__ import annotations
 
-from bisect import insort
 from math import inf
 from typing import TYPE_CHECKING
 
-from cache.errors import require
+import numpy as np
+
 from cache.tiers.access import RequestAccess
 from cache.tiers.lru import LRUTierPolicy
+from cache.tiers.places import NO_INTS, longer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
+    from cache.tiers.places import Chunks, Ints, Mask
 
 _SHARED = -1
 _LAST_RANK = 2**200
@@ -32,61 +32,41 @@ class _SessionPolicy(LRUTierPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._sessions: dict[int, int] = {}
+        self._sessions = NO_INTS  # by place
 
-    def _note(self, keys: Iterable[int], access: RequestAccess) -> list[int]:
-        """Note the session of each chunk; return those that others use, too."""
+    def _session(self, access: RequestAccess) -> int:
         session = access.session
-        number = -2 - access.request_id if session is None else session.session_id
-        shared: list[int] = []
-        for key in keys:
-            if self._sessions.setdefault(key, number) != number:
-                self._sessions[key] = _SHARED
-                shared.append(key)
-        return shared
+        return -2 - access.request_id if session is None else session.session_id
 
-    def accessed(self, keys: Sequence[int], access: RequestAccess) -> None:
-        super().accessed(keys, access)
-        self._note(keys, access)
+    def accessed(self, chunks: Chunks, access: RequestAccess) -> None:
+        super().accessed(chunks, access)
+        is_shared = self._sessions[chunks.ids] != self._session(access)
+        self._share(chunks.where(is_shared), access)
 
-    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
-        super().inserted(keys, access)
-        self._note(keys, access)
+    def _share(self, chunks: Chunks, access: RequestAccess) -> None:
+        """Note chunks of a request that another session uses, too."""
+        del access
+        self._sessions[chunks.ids] = _SHARED
 
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
-        chosen = super().evict(num_chunks, held)
-        for key in chosen:
-            del self._sessions[key]
-        return chosen
+    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
+        super().inserted(chunks, access)
+        self._sessions = longer(self._sessions, len(self._owners))
+        self._sessions[chunks.ids] = self._session(access)
 
-    def _rank_with(self, access: RequestAccess, rank: int, keys: Sequence[int]) -> None:
-        """Rank an ended request with the chunks of `keys`, in the order of places."""
-        self._unlist(access)
-        owners = self._owners
-        self._take_over([key for key in keys if owners[key] is not access], access)
-        access.ranked, access.is_sorted, access.is_own = list(keys), True, True
-        access.rank = rank
-        if keys:
-            self._lists[rank] = access
-            insort(self._ranks, rank)
+    def _is_shared(self, chunks: Chunks) -> Mask:
+        is_shared: Mask = self._sessions[chunks.ids] == _SHARED
+        return is_shared
 
-    def _settle(self, access: RequestAccess, rank: int, shared_rank: int) -> None:
+    def _settle(
+        self, chunks: Chunks, access: RequestAccess, rank: int, shared_rank: int
+    ) -> None:
         """Rank the chunks of an ended request: its session's own, and shared ones."""
-        owners, sessions = self._owners, self._sessions
-        shown = [key for key in access.by_place() if key in owners]
-        shared = [k for k in shown if sessions[k] == _SHARED and owners[k] is access]
-        self._rank_with(access, rank, [k for k in shown if sessions[k] != _SHARED])
-        if shared:
-            heir = RequestAccess()
-            heir.positions.update((key, access.positions[key]) for key in shared)
-            self._rank_with(heir, shared_rank, shared)
-
-    def check(self, keys: Collection[int]) -> None:
-        super().check(keys)
-        require(
-            self._sessions.keys() == set(keys),
-            "tier: the chunks of sessions are not those that are stored",
-        )
+        is_shared = self._is_shared(chunks)
+        is_ranked = self._owners[chunks.ids] == access.number
+        shared = chunks.where(is_shared & is_ranked)
+        if len(shared.ids):
+            self._move(shared, RequestAccess(), shared_rank)
+        self._move(chunks.where(~is_shared), access, rank)
 
 
 class PinShared(_SessionPolicy):
@@ -96,34 +76,23 @@ class PinShared(_SessionPolicy):
         super().__init__(capacity)
         self._pinned = RequestAccess()
         self._pinned.rank = _LAST_RANK
+        self._pinned.number = self._next_number()
 
-    def _note(self, keys: Iterable[int], access: RequestAccess) -> list[int]:
-        shared = super()._note(keys, access)
-        positions, pinned, owners = access.positions, self._pinned, self._owners
-        new = [key for key in shared if owners[key] is not pinned]
-        if new:
-            pinned.positions.update((key, positions.get(key, 0)) for key in new)
-            self._take_over(new, pinned)
-            super(_SessionPolicy, self).inserted(new, pinned)
+    def _share(self, chunks: Chunks, access: RequestAccess) -> None:
+        super()._share(chunks, access)
+        pinned = self._pinned
+        new = chunks.where(self._owners[chunks.ids] != pinned.number)
+        if len(new.ids):
+            self._take_over(set(self._owners[new.ids].tolist()), pinned)
+            self._rank(new, pinned)
+            self._list(new, pinned)
             pinned.is_sorted = False
-        return shared
 
-    def finished(self, access: RequestAccess) -> None:
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         """Rank the request as LRU does, without its pinned chunks."""
         if access.rank:
-            owners, pinned = self._owners, self._pinned
-            own = [
-                key
-                for key in access.by_place()
-                if key in owners and owners[key] is not pinned
-            ]
-            self._rank_with(access, self._next_rank(), own)
-
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
-        chosen = super().evict(num_chunks, held)
-        for key in chosen:
-            self._pinned.positions.pop(key, None)
-        return chosen
+            is_own = self._owners[chunks.ids] != self._pinned.number
+            self._move(chunks.where(is_own), access, self._next_rank())
 
 
 class SessionEnd(_SessionPolicy):
@@ -132,12 +101,12 @@ class SessionEnd(_SessionPolicy):
     Clients say which request is the last of its session.
     """
 
-    def finished(self, access: RequestAccess) -> None:
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         session = access.session
         if session is None or session.returns_s < inf:
-            super().finished(access)
+            super().finished(chunks, access)
         elif access.rank:
-            self._settle(access, -self._next_rank(), self._next_rank())
+            self._settle(chunks, access, -self._next_rank(), self._next_rank())
 
 
 class NextUse(_SessionPolicy):
@@ -148,14 +117,14 @@ class NextUse(_SessionPolicy):
     sessions use count as needed at once.
     """
 
-    def finished(self, access: RequestAccess) -> None:
+    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         if access.rank:
             session = access.session
             returns_s = inf if session is None else session.returns_s
             rank = self._next_rank() - _LAST_RANK
             if returns_s < inf:
                 rank = self._rank_at(access.end_s + returns_s)
-            self._settle(access, rank, self._rank_at(access.end_s))
+            self._settle(chunks, access, rank, self._rank_at(access.end_s))
 
     def _rank_at(self, wanted_s: float) -> int:
         """Return a rank before those of chunks that are needed sooner."""
@@ -172,19 +141,18 @@ class KeepTTL(LRUTierPolicy):
 
     ttl_s = 300.0
 
-    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
-        owners = self._owners
-        living: set[int] = set()
+    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+        living = num_holds.copy()
         num_old = 0
         for rank in self._ranks:
             access = self._lists[rank]
-            own = {key for key in access.ranked if owners.get(key) is access}
+            ids, _ = self._own(access)
             if not access.is_finished:
-                living |= own
+                living[ids] = 1
             elif access.end_s + self.ttl_s > self.now_s:
                 break
             else:
-                num_old += len(own.difference(*held))
+                num_old += int(np.count_nonzero(num_holds[ids] == 0))
             if num_old >= num_chunks:
-                return super().evict(num_chunks, [*held, living])
-        return []
+                return super().evict(num_chunks, living)
+        return NO_INTS

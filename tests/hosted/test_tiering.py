@@ -189,7 +189,7 @@ class _Beside:
             ids = self.host.prepare_load(part, access)
             assert ids == [int(each) for each in spec.block_ids]
             self.num_promoted += sum(self.ours.loaded(part, access).values())
-            self.loads.append((part, context))
+            self.loads.append((part, ids, context))
         return True
 
     def store(self, request: Any) -> None:
@@ -203,7 +203,7 @@ class _Beside:
         assert ours.chunk_ids == [int(each) for each in theirs.store_spec.block_ids]
         if ours.keys:
             request[3] += 1
-            self.stores.append((ours.keys, request))
+            self.stores.append((ours.keys, ours.chunk_ids, request))
 
     def leave(self, request: Any) -> None:
         access, context, _, num_stores = request
@@ -216,14 +216,14 @@ class _Beside:
     def end_copies(self) -> None:
         for part in [each for each in self.loads if self.draw.random() < 0.6]:
             self.loads.remove(part)
-            keys, context = part
-            self.host.complete_load(keys)
+            keys, ids, context = part
+            self.host.complete_load(ids)
             self.theirs.complete_load([self.key(key) for key in keys], context)
         for stored in [each for each in self.stores if self.draw.random() < 0.6]:
             self.stores.remove(stored)
-            keys, request = stored
-            self.host.complete_store(keys)
-            self.ours.stored(keys, request[0])
+            keys, ids, request = stored
+            self.host.complete_store(ids)
+            self.ours.stored(keys, ids, request[0])
             self.theirs.complete_store([self.key(key) for key in keys], request[1])
             request[3] -= 1
             if request[0].is_finished and not request[3]:

@@ -20,7 +20,7 @@ def stored(
     """Offer a lot, and let all that it takes be written."""
     prepared = tier.prepare_store(keys, access, first)
     assert prepared is not None
-    tier.complete_store(prepared.keys)
+    tier.complete_store(prepared.chunk_ids)
 
 
 def gone(tier: CPUTier, *keys: int) -> list[int]:
@@ -32,13 +32,13 @@ def test_a_chunk_is_found_while_it_is_written_and_loaded_when_it_is_there() -> N
     assert tier.lookup(7) is LookupResult.MISS
     assert tier.prepare_store([7, 8], access) == PreparedStore([7, 8], [0, 1], [])
     assert tier.lookup(7) is LookupResult.HIT_PENDING
-    assert tier.longest_prefix([7, 8, 9]) == (2, False)
-    tier.complete_store([7])
+    assert tier.longest_prefix([7, 8, 9], access) == (2, False)
+    tier.complete_store([0])
     assert tier.lookup(7) is LookupResult.HIT
-    assert tier.longest_prefix([7, 9]) == (1, True)
+    assert tier.longest_prefix([7, 9], RequestAccess()) == (1, True)
     assert tier.prepare_load([7], access) == [0]
     assert (tier.num_used_chunks, tier.num_evictable_chunks) == (2, 0)
-    tier.complete_load([7])
+    tier.complete_load([0])
     assert (tier.num_evictable_chunks, tier.num_writing_chunks) == (1, 1)
 
 
@@ -48,7 +48,7 @@ def test_places_are_fresh_first_and_then_those_left_last() -> None:
     tier.finish(first)
     # One fresh place; the tail of the request makes room for the rest.
     assert tier.prepare_store([11, 12], second) == PreparedStore([11, 12], [2, 1], [1])
-    tier.complete_store([11, 12])
+    tier.complete_store([2, 1])
     tier.finish(second)
     third = tier.prepare_store([21, 22, 23], RequestAccess())
     assert third == PreparedStore([21, 22, 23], [2, 1, 0], [0, 1, 2])
@@ -58,7 +58,7 @@ def test_a_lot_without_room_is_refused_as_a_whole() -> None:
     tier, access = CPUTier(3), RequestAccess()
     stored(tier, [1, 2], access)
     assert tier.prepare_store([1, 2, 3, 4], access) is None  # 1 and 2 are of the lot
-    assert tier.prepare_store([3, 4, 5, 6], access) is None
+    assert tier.prepare_store([3, 4, 5, 6], access, first=2) is None
     assert gone(tier, 1, 2, 3, 4) == [3, 4]
     tier.prepare_load([1], access)
     assert tier.prepare_store([5, 6, 7], RequestAccess()) is None  # 1 is being read
@@ -93,8 +93,7 @@ def test_loading_raises_a_chunk_to_its_reader_and_looking_up_does_not() -> None:
     other = RequestAccess()
     stored(tier, [11, 12], other)
     tier.lookup(2)
-    tier.prepare_load([1], reader)
-    tier.complete_load([1])
+    tier.complete_load(tier.prepare_load([1], reader))
     tier.prepare_store([21, 22, 23], RequestAccess())
     assert gone(tier, 1, 2, 11, 12) == [2, 11, 12]
 
@@ -104,8 +103,7 @@ def test_ghosts_move_the_target_of_arc() -> None:
     first, second = RequestAccess(), RequestAccess()
     stored(tier, [1, 2, 3], first)
     tier.finish(first)
-    tier.prepare_load([1], second)
-    tier.complete_load([1])
+    tier.complete_load(tier.prepare_load([1], second))
     tier.finish(second)  # 1 has been used again
     assert list(tier.policy.sizes()) == [2, 1, 0, 0, 0]
     stored(tier, [4], RequestAccess())
@@ -121,8 +119,7 @@ def test_what_was_used_again_goes_where_nothing_else_may() -> None:
     first, second = RequestAccess(), RequestAccess()
     stored(tier, [1, 2], first)
     tier.finish(first)
-    tier.prepare_load([1, 2], second)
-    tier.complete_load([1, 2])
+    tier.complete_load(tier.prepare_load([1, 2], second))
     tier.finish(second)
     stored(tier, [3], RequestAccess())
     assert list(tier.policy.sizes()) == [1, 1, 0, 1, 0]
@@ -152,8 +149,8 @@ def test_calls_that_do_not_fit_are_refused_and_change_nothing() -> None:
     tier.prepare_store([1], access)
     for call in (
         lambda: tier.prepare_load([1], access),
-        lambda: tier.complete_load([1]),
-        lambda: tier.complete_store([1, 2]),
+        lambda: tier.complete_load([0]),
+        lambda: tier.complete_store([0, 0, 1]),
     ):
         with pytest.raises(CacheError):
             call()
@@ -162,6 +159,15 @@ def test_calls_that_do_not_fit_are_refused_and_change_nothing() -> None:
     tier.finish(access)
     with pytest.raises(CacheError, match="the request has ended"):
         tier.prepare_store([2], access)
+
+
+def test_a_position_of_a_request_has_one_key() -> None:
+    tier, access = CPUTier(4), RequestAccess()
+    tier.prepare_store([1, 2], access)
+    with pytest.raises(CacheError, match="say where the first one stands"):
+        tier.prepare_store([3], access)
+    assert tier.lookup(3) is LookupResult.MISS
+    tier.check()
 
 
 def test_a_tier_without_room_or_with_an_unknown_policy_is_refused() -> None:

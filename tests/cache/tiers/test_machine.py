@@ -157,7 +157,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def load(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(self.clients))
-        num_found, all_there = self.tier.longest_prefix(client.keys)
+        num_found, all_there = self.tier.longest_prefix(client.keys, client.access)
         states = [self.readers.get(key) for key in client.keys]
         assert num_found == next(
             (i for i, n in enumerate(states) if n is None), len(states)
@@ -178,7 +178,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_store(self, data: st.DataObject) -> None:
         keys = self.stores.pop(data.draw(st.integers(0, len(self.stores) - 1)))
-        self.tier.complete_store(keys)
+        self.tier.complete_store([self.places[key] for key in keys])
         for key in keys:
             self.readers[key] = 0
 
@@ -186,7 +186,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_load(self, data: st.DataObject) -> None:
         keys = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        self.tier.complete_load(keys)
+        self.tier.complete_load([self.places[key] for key in keys])
         for key in keys:
             self.readers[key] -= 1
 

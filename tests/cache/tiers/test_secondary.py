@@ -124,10 +124,11 @@ def test_a_chunk_comes_back_through_the_host() -> None:
     host = CPUTier(2)
     tiers = TierHierarchy(host, {"pool": PoolTier(10, capacity_bytes=80, **RATES)})
     first, second = RequestAccess(), RequestAccess()
-    for keys in ([1, 2], [3, 4]):
-        assert host.prepare_store(keys, first) is not None
-        host.complete_store(keys)
-        tiers.stored(keys, first)
+    for place, keys in ((0, [1, 2]), (2, [3, 4])):
+        prepared = host.prepare_store(keys, first, place)
+        assert prepared is not None
+        host.complete_store(prepared.chunk_ids)
+        tiers.stored(prepared.keys, prepared.chunk_ids, first)
         assert host.num_evictable_chunks == 0  # until they have been written
         tiers.follow(tiers.now_s + 10.0)
         tiers.check()
@@ -167,8 +168,8 @@ class HierarchyMachine(RuleBasedStateMachine):
         access, keys = data.draw(st.sampled_from(self.requests))
         prepared = self.host.prepare_store(keys, access)
         if prepared is not None:
-            self.host.complete_store(prepared.keys)
-            self.tiers.stored(prepared.keys, access)
+            self.host.complete_store(prepared.chunk_ids)
+            self.tiers.stored(prepared.keys, prepared.chunk_ids, access)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -176,9 +177,8 @@ class HierarchyMachine(RuleBasedStateMachine):
         access, keys = data.draw(st.sampled_from(self.requests))
         num_found, is_ready = self.tiers.longest_prefix(keys, access, 0)
         if is_ready and num_found:
-            self.host.prepare_load(keys[:num_found], access)
+            self.loads.append(self.host.prepare_load(keys[:num_found], access))
             self.tiers.loaded(keys[:num_found], access)
-            self.loads.append(keys[:num_found])
         self.tiers.end_call()
 
     @precondition(lambda self: self.loads)

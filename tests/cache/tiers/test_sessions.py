@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cache.tiers import TIER_POLICIES, CPUTier, RequestAccess
+from cache.tiers import TIER_POLICIES, CPUTier, LookupResult, RequestAccess
 from cache.tiers.access import SessionHint
 
 OURS = ("pin_shared", "session_end", "next_use", "keep_ttl")
@@ -18,7 +18,7 @@ def store(tier: CPUTier, access: RequestAccess, keys: list[int]) -> list[int] | 
     prepared = tier.prepare_store(keys, access)
     if prepared is None:
         return None
-    tier.complete_store(prepared.keys)
+    tier.complete_store(prepared.chunk_ids)
     tier.check()
     return prepared.evicted_ids
 
@@ -41,7 +41,7 @@ def serve(
 
 
 def left(tier: CPUTier, keys: range) -> list[int]:
-    return [key for key in keys if tier.longest_prefix([key])[0]]
+    return [key for key in keys if tier.lookup(key) is not LookupResult.MISS]
 
 
 def test_what_several_sessions_show_goes_last() -> None:
@@ -113,10 +113,9 @@ def test_random_use_breaks_nothing(policy: str) -> None:
         elif living and draw.random() < 0.6:
             access, keys = draw.choice(living)
             store(tier, access, keys)
-            number, is_ready = tier.longest_prefix(keys)
+            number, is_ready = tier.longest_prefix(keys, access)
             if number and is_ready and draw.random() < 0.5:
-                tier.prepare_load(keys[:number], access)
-                loads.append(keys[:number])
+                loads.append(tier.prepare_load(keys[:number], access))
         elif living:
             access, _ = living.pop(draw.randrange(len(living)))
             access.end_s = tier.policy.now_s

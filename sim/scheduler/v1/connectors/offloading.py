@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cache.errors import require
 from cache.tiers import CPUTier, RequestAccess, TierHierarchy
+from cache.tiers.places import NO_INTS
 from cache.tiers.sessions import KeepTTL
 from sim.scheduler.v1.connectors.base import (
     JobKind,
@@ -17,9 +21,10 @@ from sim.scheduler.v1.connectors.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cache.tiers.access import SessionHint
+    from cache.tiers.places import Ints
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -76,7 +81,7 @@ class Offload:
         self.request = request
         self.access = RequestAccess(request.request_id, session)
         self.runs = request.tokens.block_runs(block_size)
-        self.keys: list[int] = []
+        self.keys: Ints = NO_INTS
         self.next_chunk = 0
         self.most_tokens = most_tokens
         self.num_local_tokens = 0
@@ -230,10 +235,12 @@ class OffloadingConnector:
         first, last = num_local // chunk_tokens, most // chunk_tokens
         keys = offload.keys[first:last]
         if self.behind is None:
-            num_chunks, all_there = self.tier.longest_prefix(keys)
+            num_chunks, all_there = self.tier.longest_prefix(
+                keys, offload.access, first
+            )
         else:
             num_chunks, all_there = self.behind.longest_prefix(
-                keys, offload.access, first
+                keys.tolist(), offload.access, first
             )
         if not num_chunks:
             return 0
@@ -243,7 +250,8 @@ class OffloadingConnector:
         num_tokens = last * chunk_tokens - num_local
         if num_tokens < chunk_tokens:
             return 0  # a part of a chunk is not loaded alone
-        if not self._being_loaded.isdisjoint(offload.keys[first:last]):
+        being_loaded = self._being_loaded
+        if being_loaded and not being_loaded.isdisjoint(keys[:num_chunks].tolist()):
             return None
         return num_tokens
 
@@ -253,7 +261,7 @@ class OffloadingConnector:
         keys, size = offload.keys, self._blocks_per_chunk
         if num_chunks > len(keys):
             blocks = offload.runs.block_keys(len(keys) * size, num_chunks * size)
-            keys += blocks if size == 1 else blocks[size - 1 :: size]
+            offload.keys = np.concatenate([keys, blocks[size - 1 :: size]])
 
     def update_state_after_alloc(
         self, request: Request, block_ids: list[int], num_external_tokens: int
@@ -271,8 +279,10 @@ class OffloadingConnector:
         num_local, chunk_tokens = offload.num_local_tokens, self._chunk_tokens
         first = num_local // chunk_tokens
         last = (num_local + num_tokens) // chunk_tokens
-        keys = offload.keys[first:last]
-        chunk_ids = self.tier.prepare_load(keys, offload.access, first)
+        chunk_ids = self.tier.prepare_load(
+            offload.keys[first:last], offload.access, first
+        )
+        keys: list[int] = offload.keys[first:last].tolist()
         if self.behind is not None:
             for name, number in self.behind.loaded(keys, offload.access).items():
                 self._num_loaded[name] += number * chunk_tokens
@@ -379,9 +389,10 @@ class OffloadingConnector:
             return None
         first_block, table = first * size, held[: len(keys) * size]
         if len(prepared.keys) < len(keys):
-            taken = set(prepared.keys)
-            starts = [size * i for i, key in enumerate(keys) if key in taken]
-            table = [each for start in starts for each in held[start : start + size]]
+            starts = self._starts(keys, prepared.keys)
+            table = held[starts[0] : starts[-1] + size]
+            if len(table) > size * len(starts):
+                table = [each for at in starts for each in held[at : at + size]]
             first_block += starts[0]
         job = TransferJob(
             self._num_jobs,
@@ -395,6 +406,14 @@ class OffloadingConnector:
         self._begin(job, offload)
         transfers.stores.append(job)
         return job
+
+    def _starts(self, keys: Ints, taken: list[int]) -> Sequence[int]:
+        """Return where the chunks of a lot begin that were taken, in blocks."""
+        size, num_left = self._blocks_per_chunk, len(keys) - len(taken)
+        if keys[num_left] == taken[0]:  # all from there on
+            return range(num_left * size, len(keys) * size, size)
+        is_taken = set(taken)
+        return [i * size for i, key in enumerate(keys.tolist()) if key in is_taken]
 
     # -- ends -----------------------------------------------------------------
 
@@ -437,13 +456,13 @@ class OffloadingConnector:
             offload = self._offloads[job.request]
             del offload.jobs[job_id]
             if job.kind is JobKind.STORE:
-                self.tier.complete_store(job.keys)
+                self.tier.complete_store(job.chunk_ids)
                 if self.behind is not None:
-                    self.behind.stored(job.keys, offload.access)
+                    self.behind.stored(job.keys, job.chunk_ids, offload.access)
                 if offload.has_ended:
                     self._unwatch(job)
             else:
-                self.tier.complete_load(job.keys)
+                self.tier.complete_load(job.chunk_ids)
                 self._being_loaded.difference_update(job.keys)
                 if job.kind is JobKind.LOAD:
                     received.append(job.request)
@@ -489,7 +508,8 @@ class OffloadingConnector:
         self.tier.check()
         written = [k for job in self._jobs_of(JobKind.STORE) for k in job.keys]
         kinds = JobKind.LOAD, JobKind.SYNC_LOAD
-        read = {k for kind in kinds for job in self._jobs_of(kind) for k in job.keys}
+        loads = chain.from_iterable(map(self._jobs_of, kinds))
+        read = {place for job in loads for place in job.chunk_ids}
         num_promoting = 0
         if self.behind is not None:
             self.behind.check()
