@@ -232,6 +232,57 @@ class SlotAllocator:
         )
 
 
+class SlotCounts(SlotAllocator):
+    """`SlotAllocator` that counts slots and tells none from another: all are 0.
+
+    What a request or a tree holds is told by its length. As many are free as there
+    would be, since no page belongs to two of them.
+    """
+
+    def take_pages(self, num_pages: int) -> None:
+        """Take pages.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If there are fewer; nothing changes.
+        """
+        if num_pages > self._num_free:
+            raise NoFreeBlocksError(
+                f"{num_pages} pages of {self.page_size} tokens are needed, "
+                f"{self._num_free} are free"
+            )
+        self._num_free -= num_pages
+        self.num_available_tokens -= num_pages * self.page_size
+
+    def _take(self, num_pages: int, num_needed: int) -> Slots:
+        del num_needed
+        self.take_pages(num_pages)
+        return np.zeros(num_pages, np.int64)
+
+    def free(self, slots: Slots) -> None:
+        num_pages = -(-len(slots) // self.page_size)
+        self._num_free += num_pages
+        self.num_available_tokens += num_pages * self.page_size
+
+    def begin_group(self) -> None:
+        pass
+
+    def end_group(self) -> None:
+        pass
+
+    def check(self, held: Iterable[Slots]) -> None:
+        """Prove that as many pages are free as nobody holds."""
+        size = self.page_size
+        num_held = sum(-(-len(slots) // size) for slots in held)
+        require(
+            num_held + self._num_free == self.num_tokens // size
+            and self.num_available_tokens == self._num_free * size,
+            f"{num_held} pages are held and {self._num_free} free of "
+            f"{self.num_tokens // size}, {self.num_available_tokens} tokens counted",
+        )
+
+
 class RequestSlots:
     """Rows of the table of requests: taken from the front, returned to the end.
 

@@ -11,7 +11,8 @@ from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
 from sim.engine.pipeline import BatchQueue
-from sim.engine.sampling import AheadCalendar, OutputCalendar, Sampler, sample
+from sim.engine.pauses import calendar_of
+from sim.engine.sampling import OutputCalendar, Sampler, sample
 from sim.engine.steps import way_of
 from sim.engine.steps.base import EmptySteps, forms_itself, queue_lengths
 from sim.engine.stretch import Stretch
@@ -141,7 +142,7 @@ class Engine:
         )
         log.num_in_flight = most - 1
         self.calendar: OutputCalendar = getattr(sample, "calendar", None) or (
-            OutputCalendar() if most == 1 else AheadCalendar()
+            calendar_of(scheduler, is_ahead=most > 1)
         )
         prices_columns = log.price_by(self.cost_model)
         self.keeps_costs = not prices_columns and (pace is None or most == 1)

@@ -206,6 +206,8 @@ class ClockedScheduler(Scheduler, Protocol):
         Requests whose last prompt chunk was in the latest batch.
     passed_over
         Decodes that run and get no token in the latest batch.
+    decodes_pause
+        Whether these are all of them, or none; it may be missing, for no.
     preemptions, num_recomputed_tokens
         See `SchedulerOutput`; of the latest batch.
     moves_blocks

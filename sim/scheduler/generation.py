@@ -73,6 +73,9 @@ class Parts:
         its ``reason_not_to(settings, cache)`` says where that is not built. Or None.
     speculative
         In place of all where settings have a ``speculative_config``, or None.
+    clocked
+        In place of `scheduler` where decodes are to stay on a clock; it has a
+        ``reason_not_to``, too. Or None: `scheduler` does that by itself, or never.
     connected, queued_connected
         In its place where settings have a KV connector (``has_connector``), with one
         step in flight and with several, or None.
@@ -97,6 +100,7 @@ class Parts:
     speculative: type | None = None
     connected: type | None = None
     queued_connected: type | None = None
+    clocked: Any = None
 
     def construct(
         self, settings: Any, cache: CacheConfig, *, on_clock: bool = False
@@ -126,7 +130,14 @@ class Parts:
             scheduler = self.queued(settings, cache)
             scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
             return scheduler
-        return self.scheduler(settings, cache)
+        if self.clocked is None or not on_clock:
+            return self.scheduler(settings, cache)
+        why_stepwise = self.clocked.reason_not_to(settings, cache)
+        if not why_stepwise:
+            return self.clocked(settings, cache)
+        scheduler = self.scheduler(settings, cache)
+        scheduler.stepwise_reason = f"decodes are looked at one by one {why_stepwise}"
+        return scheduler
 
     def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of an engine's arguments that are settings, by field.

@@ -91,6 +91,8 @@ class AheadSteps(ClockedSteps):
         owner, scheduler = self._owner, self._scheduler
         if scheduler.preemptions:
             self._note_preemptions(step, now_s, scheduler.preemptions)
+        if scheduler.passed_over:
+            self._calendar.wait(scheduler.passed_over, step)
         if scheduler.set_aside:
             self._calendar.set_aside(scheduler.set_aside)
             scheduler.set_aside = []

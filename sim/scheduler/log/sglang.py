@@ -85,9 +85,9 @@ class SglangLog:
         line: Line = {}
         if scheduler.chunked is not None:
             line["chunked"] = self._name(scheduler.chunked)
-        line["waiting"] = self._names(scheduler.waiting)
-        line["running"] = self._names(scheduler.running.entries)
-        if scheduler.running.is_full:
+        line["waiting"] = self._names(scheduler.queue.entries)
+        line["running"] = self._names(scheduler.running_batch.entries)
+        if scheduler.running_batch.is_full:
             line["full"] = True
         line["ratio"] = scheduler.new_token_ratio
         line["free"] = self.free()

@@ -9,10 +9,18 @@ from sim.scheduler.generation import Generation, GraphRule, Parts, Server, SwapR
 
 def _parts() -> Parts:
     from sim.scheduler.log.sglang import SglangLog
+    from sim.scheduler.sglang.clocked import ClockedSglangScheduler
     from sim.scheduler.sglang.scheduler import SglangScheduler
     from sim.scheduler.sglang.settings import Settings
 
-    return Parts(SglangScheduler, Settings, SglangLog)
+    return Parts(
+        SglangScheduler,
+        Settings,
+        SglangLog,
+        queued=SglangScheduler,
+        ahead=ClockedSglangScheduler,
+        clocked=ClockedSglangScheduler,
+    )
 
 
 SGLANG = Generation(
@@ -46,6 +54,7 @@ SGLANG = Generation(
     defaults=MappingProxyType({"block_size": 1}),
     always_chunks=True,
     fills_last_block=True,
+    keeps_decode_clock=True,
     has_batch_queue=True,
     has_pipelines=False,
     always_ahead=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cache.errors import NoFreeBlocksError, require
-from cache.sglang.allocator import RequestSlots, SlotAllocator
+from cache.sglang.allocator import NO_SLOTS, RequestSlots, SlotAllocator
 from cache.sglang.radix_cache import RadixCache
 from cache.sglang.tables import ChunkCache, TreeCache
 from cache.stats import PrefixCacheStats
@@ -37,6 +37,8 @@ class Holdings:
     ----------
     settings
         Of the scheduler.
+    slots
+        What hands out slots.
 
     Attributes
     ----------
@@ -48,8 +50,10 @@ class Holdings:
         Of all their tables; of these, those of the tree, counted for each.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.allocator = SlotAllocator(
+    def __init__(
+        self, settings: Settings, slots: type[SlotAllocator] = SlotAllocator
+    ) -> None:
+        self.allocator = slots(
             settings.max_total_num_tokens,
             settings.page_size,
             need_sort=settings.need_sort,
@@ -78,12 +82,16 @@ class Holdings:
         """Return prompt and outputs of a request."""
         return entry.tokens(self.numbers, entry.num_tokens)
 
+    def _tokens(self, entry: Entry, num_tokens: int) -> Slots:
+        """Return its first tokens; none without a tree, to which alone they matter."""
+        return NO_SLOTS if self.tree is None else entry.tokens(self.numbers, num_tokens)
+
     # -- prompts --------------------------------------------------------------
 
     def look_up(self, entry: Entry) -> None:
         """Find the cached prefix of a waiting request, all but its last token."""
         num_tokens = entry.num_tokens
-        tokens = entry.tokens(self.numbers, max(num_tokens - 1, 0))
+        tokens = self._tokens(entry, max(num_tokens - 1, 0))
         slots = self.cache.match(entry.table, tokens)
         entry.table.begin(slots)
         entry.table.num_protected_tokens = entry.num_prefix_tokens = len(slots)
@@ -124,7 +132,7 @@ class Holdings:
         """Put what is prefilled of a request into the tree."""
         table = entry.table
         before = table.num_protected_tokens
-        tokens = entry.tokens(self.numbers, entry.num_fill_tokens)
+        tokens = self._tokens(entry, entry.num_fill_tokens)
         self.cache.unfinished(table, tokens, entry.request.priority, is_chunk=is_chunk)
         self.num_shared_tokens += table.num_protected_tokens - before
 
@@ -227,7 +235,7 @@ class Holdings:
         """Share what a request that ends has stored, and free the rest."""
         self._count(entry, -1)
         table = entry.table
-        tokens = entry.tokens(self.numbers, len(table))
+        tokens = self._tokens(entry, len(table))
         self.cache.finished(table, tokens, entry.request.priority)
         self._free_slot(entry)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import require
+from cache.sglang.allocator import SlotAllocator
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.holdings import Holdings, OutOfMemoryError
@@ -24,7 +25,7 @@ from sim.scheduler.sglang.settings import RETRACT_DECODE_STEPS
 from sim.scheduler.v1.in_flight import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Sized
 
     from sim.scheduler.base import (
         CacheUsage,
@@ -55,7 +56,7 @@ class SglangScheduler:
 
     Attributes
     ----------
-    queue, running
+    queue, running_batch
         Requests that wait, and those that run.
     chunked
         The request whose prefill goes on in a later step.
@@ -74,6 +75,7 @@ class SglangScheduler:
     """
 
     generation = "sglang"
+    _slots: type[SlotAllocator] = SlotAllocator
 
     def __init__(self, settings: Settings, cache: CacheConfig | None = None) -> None:
         if cache is not None:
@@ -84,10 +86,10 @@ class SglangScheduler:
                 disable_radix_cache=not cache.enable_prefix_caching,
             )
         self.settings = settings
-        self.max_concurrent_batches = 2 if settings.overlap else 1
-        self.holdings = Holdings(settings)
+        self.max_concurrent_batches = settings.max_concurrent_batches
+        self.holdings = Holdings(settings, self._slots)
         self.tree, self.cache = self.holdings.tree, self.holdings.cache
-        self.running = ScheduleBatch()
+        self.running_batch = ScheduleBatch()
         self.chunked: Entry | None = None
         first_ratio, self._least_ratio, self._ratio_decay = settings.ratios
         self._first_ratio = self.new_token_ratio = first_ratio
@@ -108,7 +110,7 @@ class SglangScheduler:
     # -- queues ---------------------------------------------------------------
 
     @property
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> Sized:
         """The queue."""
         return self.queue.entries
 
@@ -119,7 +121,7 @@ class SglangScheduler:
     @property
     def num_waiting(self) -> int:
         # what was withdrawn and then retracted stands in the queue once more
-        return len(self.waiting) - sum(entry.slot < 0 for entry in self._ending)
+        return len(self.queue.entries) - sum(entry.slot < 0 for entry in self._ending)
 
     @property
     def num_swapped(self) -> int:
@@ -173,11 +175,7 @@ class SglangScheduler:
     def schedule(self, now_s: float) -> SglangOutput:
         self._now_s = now_s
         output = SglangOutput()
-        if self.tree is not None:
-            for _, removed in self.tree.evictions:
-                num_tokens = sum(length for length, _ in removed)
-                self._num_evictions += num_tokens // self.settings.page_size
-            self.tree.evictions.clear()
+        self._count_evictions()
         batch = self._next_batch(output)
         self._last = batch
         if batch is not None:
@@ -185,34 +183,42 @@ class SglangScheduler:
         self._refuse_rejected(output)
         return output
 
+    def _count_evictions(self) -> None:
+        if self.tree is None or not self.tree.evictions:
+            return
+        for _, removed in self.tree.evictions:
+            num_tokens = sum(length for length, _ in removed)
+            self._num_evictions += num_tokens // self.settings.page_size
+        self.tree.evictions.clear()
+
     def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Return the batch of the step: prompts, else all that run."""
-        chunked, last, running = self.chunked, self._last, self.running
+        chunked, last, running = self.chunked, self._last, self.running_batch
         if chunked is not None:
             self.holdings.share(chunked, is_chunk=True)
         if last is not None and last.mode is not Mode.DECODE:
             if last.filter((chunked, last.chunked)):
                 running.is_full = False
             if last.entries and not running.entries:
-                self.running = ScheduleBatch(last.entries)
+                self.running_batch = ScheduleBatch(last.entries)
             elif last.entries:
                 running.entries = running.entries + last.entries
         batch = self._prefill_batch(output)
-        if batch is not None or not self.running.entries:
+        if batch is not None or not self.running_batch.entries:
             return batch
         return self._decode_batch(output)
 
     # -- prefill --------------------------------------------------------------
 
     def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
-        settings, running = self.settings, self.running
+        settings, running = self.settings, self.running_batch
         if settings.enable_priority_scheduling:
             running.is_full = False
-        if self.chunked is None and (running.is_full or not self.waiting):
+        if self.chunked is None and (running.is_full or not self.queue.entries):
             return None
         is_mixed = settings.enable_mixed_chunk
         num_running = len(running.entries)
-        self._policy.sort(self.waiting)
+        self._policy.sort(self.queue.entries)
         adder = PrefillAdder(
             settings,
             self.cache,
@@ -248,7 +254,7 @@ class SglangScheduler:
                 batch.entries = batch.entries + running.entries
                 batch.num_decoding = len(running.entries)
                 batch.mode = Mode.MIXED
-            self.running = ScheduleBatch(is_full=running.is_full)
+            self.running_batch = ScheduleBatch(is_full=running.is_full)
         return batch
 
     def _take_waiting(
@@ -259,9 +265,9 @@ class SglangScheduler:
         output: SglangOutput,
     ) -> None:
         """Take requests from the head of the queue until one does not fit."""
-        running = self.running
+        running = self.running_batch
         most = self.settings.max_running_requests - num_running
-        for entry in self.waiting:
+        for entry in self.queue.entries:
             if len(adder.taken) >= most:
                 running.is_full = True
             if running.is_full and not (
@@ -282,29 +288,39 @@ class SglangScheduler:
 
     def _decode_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Let all that run decode; retract some where memory is short."""
-        running = self.running
+        running = self.running_batch
         shrank = running.filter()
         if not running.entries:
             running.is_full = False
             return None
-        if self.holdings.has_room(running.entries):
-            self.new_token_ratio = max(
-                self.new_token_ratio - self._ratio_decay, self._least_ratio
-            )
+        if self._has_room(running.entries):
+            self._decay()
         else:
             shrank = True
             self._retract(output)
         if shrank:
             running.is_full = False
-        self.holdings.grow(running.entries)
+        self._grow(running.entries)
         running.mode = Mode.DECODE
         running.chunked, running.num_decoding = None, 0
         return running
 
+    def _decay(self) -> None:
+        """Expect a little less of running requests, after a decode."""
+        self.new_token_ratio = max(
+            self.new_token_ratio - self._ratio_decay, self._least_ratio
+        )
+
+    def _has_room(self, entries: Sequence[Entry]) -> bool:
+        return self.holdings.has_room(entries)
+
+    def _grow(self, entries: Sequence[Entry]) -> None:
+        self.holdings.grow(entries)
+
     def _retract(self, output: SglangOutput) -> None:
         """Take slots from requests with few outputs until the others may decode."""
         entries = sorted(
-            self.running.entries,
+            self.running_batch.entries,
             key=lambda each: (each.num_outputs, -each.num_prompt_tokens),
             reverse=True,
         )
@@ -323,7 +339,7 @@ class SglangScheduler:
             raise OutOfMemoryError(
                 "Failed to retract any request. No space left for only one request."
             )
-        self.running.entries = entries
+        self.running_batch.entries = entries
         num_outputs = sum(entry.num_outputs for entry in entries)
         most = sum(entry.max_new_tokens for entry in entries)
         num_expected = num_outputs + RETRACT_DECODE_STEPS * len(entries)
@@ -341,7 +357,7 @@ class SglangScheduler:
         output: SglangOutput,
     ) -> bool:
         """Push less urgent requests out for one that waits, if that seems to do."""
-        running = self.running
+        running = self.running_batch
         movable = [
             each
             for each in running.entries
@@ -467,7 +483,7 @@ class SglangScheduler:
 
     def _rest(self) -> None:
         """Do what the release's loop does while there is nothing to do."""
-        self.running = ScheduleBatch()
+        self.running_batch = ScheduleBatch()
         self._last = None
         self.new_token_ratio = self._first_ratio
 
@@ -477,6 +493,7 @@ class SglangScheduler:
         return self.holdings.usage()
 
     def summary(self) -> dict[str, Any]:
+        self._count_evictions()
         found = self.holdings.prefix_cache_stats.summary(self._num_evictions)
         if self.num_lost_requests:
             found["num_lost_requests"] = self.num_lost_requests
@@ -484,11 +501,11 @@ class SglangScheduler:
 
     def check(self) -> None:
         self.holdings.check()
-        waiting = {entry.request for entry in self.waiting}
+        waiting = {entry.request for entry in self.queue.entries}
         require(
-            len(waiting) == len(self.waiting), "a request stands twice in the queue"
+            len(waiting) == len(self.queue.entries), "a request stands twice in the queue"
         )
-        for entry in self.waiting:
+        for entry in self.queue.entries:
             require(
                 entry.request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
                 and entry.slot < 0,

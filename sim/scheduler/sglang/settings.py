@@ -145,6 +145,11 @@ class Settings:
             )
 
     @property
+    def max_concurrent_batches(self) -> int:
+        """Batches in flight at most."""
+        return 2 if self.overlap else 1
+
+    @property
     def is_0_5_10(self) -> bool:
         """Whether it follows release 0.5.10 rather than 0.5.9."""
         return self.engine_version.startswith("0.5.10")
