@@ -255,6 +255,17 @@ class SlotCounts(SlotAllocator):
         self._num_free -= num_pages
         self.num_available_tokens -= num_pages * self.page_size
 
+    def extend(
+        self, prefixes: Iterable[tuple[int, int, int]], num_tokens: int
+    ) -> list[Slots]:
+        size = self.page_size
+        grown = [(before, after) for before, after, _ in prefixes]
+        self.take_pages(
+            sum(-(-after // size) - -(-before // size) for before, after in grown)
+        )
+        zeros = np.zeros(num_tokens, np.int64)
+        return [zeros[: after - before] for before, after in grown]
+
     def _take(self, num_pages: int, num_needed: int) -> Slots:
         del num_needed
         self.take_pages(num_pages)

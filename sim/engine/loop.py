@@ -10,8 +10,8 @@ from sim.engine.ahead import HostQueue
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
-from sim.engine.pipeline import BatchQueue
 from sim.engine.pauses import calendar_of
+from sim.engine.pipeline import BatchQueue
 from sim.engine.sampling import OutputCalendar, Sampler, sample
 from sim.engine.steps import way_of
 from sim.engine.steps.base import EmptySteps, forms_itself, queue_lengths

@@ -57,6 +57,9 @@ class GraphRule:
         )
 
 
+ONE_BY_ONE = "decodes are looked at one by one"
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The code of a generation, imported when it is asked for.
@@ -113,30 +116,22 @@ class Parts:
         if self.speculative is not None and settings.speculative_config is not None:
             return self.speculative(settings, cache)
         is_queued = self.queued is not None and settings.max_concurrent_batches > 1
+        why = "several steps are in flight" if is_queued else ONE_BY_ONE
         connected = self.queued_connected if is_queued else self.connected
         if connected is not None and settings.has_connector:
             scheduler: Any = connected(settings, cache)
             if is_queued and on_clock:
-                why = "with blocks that come and go"
-                scheduler.stepwise_reason = f"several steps are in flight {why}"
+                scheduler.stepwise_reason = f"{why} with blocks that come and go"
             return scheduler
-        if is_queued:
-            assert self.queued is not None
-            if self.ahead is None or not on_clock:
-                return self.queued(settings, cache)
-            why_stepwise = self.ahead.reason_not_to(settings, cache)
-            if not why_stepwise:
-                return self.ahead(settings, cache)
-            scheduler = self.queued(settings, cache)
-            scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
-            return scheduler
-        if self.clocked is None or not on_clock:
-            return self.scheduler(settings, cache)
-        why_stepwise = self.clocked.reason_not_to(settings, cache)
+        kind: Any = self.queued if is_queued else self.scheduler
+        clocked = self.ahead if is_queued else self.clocked
+        if clocked is None or not on_clock:
+            return kind(settings, cache)
+        why_stepwise = clocked.reason_not_to(settings, cache)
         if not why_stepwise:
-            return self.clocked(settings, cache)
-        scheduler = self.scheduler(settings, cache)
-        scheduler.stepwise_reason = f"decodes are looked at one by one {why_stepwise}"
+            return clocked(settings, cache)
+        scheduler = kind(settings, cache)
+        scheduler.stepwise_reason = f"{why} {why_stepwise}"
         return scheduler
 
     def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

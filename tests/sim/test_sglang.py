@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from sim.config.tables import parse_config
@@ -60,6 +62,85 @@ def test_under_pressure_all_are_served(engine: dict[str, Any]) -> None:
     assert summary["num_preemptions"] == len(results.preemptions)
     assert summary["num_preemptions"] > 0
     assert summary["kv_cache_usage_max"] <= 1.0
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """Return a small random run: all that its clock of decodes knows of."""
+    rng = Random(seed)
+    page_size = rng.choice([1, 1, 4, 16])
+    num_pages = rng.choice([300, 640, 1200, 4000, 20_000]) // page_size
+    data = data_of(
+        page_size=page_size,
+        max_total_tokens=num_pages * page_size,
+        schedule_conservativeness=rng.choice([0.01, 0.3, 1.0]),
+        disable_overlap_schedule=rng.random() < 0.5,
+        disable_radix_cache=rng.random() < 0.4,
+        schedule_policy=rng.choice(["fcfs", "fcfs", "lpm", "dfs-weight", "lof"]),
+        chunked_prefill_size=rng.choice([-1, 4 * page_size, 64, 8192]),
+        max_running_requests=rng.choice([3, 8, 64]),
+        radix_eviction_policy=rng.choice(["lru", "lfu", "fifo", "mru"]),
+        engine_version=rng.choice(["0.5.9", "0.5.9", "0.5.10"]),
+    )
+    synthetic = data["workload"]["synthetic"]
+    synthetic["num_requests"] = rng.choice([20, 60])
+    synthetic["arrivals"]["rate"] = rng.choice([2.0, 20.0, 60.0, 300.0])
+    if rng.random() < 0.5:
+        synthetic["prompt_tokens"] = {"kind": "uniform", "low": 1, "high": 40}
+    if rng.random() < 0.5:
+        synthetic["output_tokens"] = {"kind": "uniform", "low": 1, "high": 12}
+    data["workload"]["output_end"] = rng.choice(["stop", "length"])
+    costs: list[dict[str, Any]] = [
+        {"kind": "roofline"},
+        {"kind": "constant", "step_s": 1},
+    ]
+    data["cost"] = rng.choice(costs)
+    return data | {"seed": seed}
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(12),
+        pytest.param(range(12, 400), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_decodes_on_the_clock_are_those_looked_at_one_by_one(seeds: range) -> None:
+    for seed in seeds:
+        config = parse_config(drawn(seed))
+        every_steps = 1 if seed % 3 == 0 else 0
+        fast, stepwise = (
+            Simulation(config, stepwise=is_stepwise) for is_stepwise in (False, True)
+        )
+        assert (fast.path, stepwise.path) == ("fast", "stepwise")
+        found = fast.run(check_every=every_steps)
+        expected = stepwise.run(check_every=every_steps)
+        for name in ("requests", "steps", "preemptions"):
+            pd.testing.assert_frame_equal(
+                getattr(found, name),
+                getattr(expected, name),
+                check_exact=True,
+                obj=f"{name} of seed {seed}",
+            )
+        own = {"path", "path_reason"}
+        assert {
+            key: value for key, value in found.summary.items() if key not in own
+        } == {key: value for key, value in expected.summary.items() if key not in own}
+
+
+def test_withdrawn_requests_leave_the_clock_as_they_leave_batches() -> None:
+    for seed in (0, 1, 40, 136):  # in the last two nothing is left for a while
+        data = drawn(seed)
+        data["workload"]["client"] = {"timeout_s": (1.5, 0.3, 5.0)[seed % 3]}
+        config = parse_config(data)
+        found, expected = (
+            Simulation(config, stepwise=is_stepwise).run(check_every=1)
+            for is_stepwise in (False, True)
+        )
+        for name in ("requests", "steps"):
+            pd.testing.assert_frame_equal(
+                getattr(found, name), getattr(expected, name), check_exact=True
+            )
 
 
 def test_prefill_goes_first() -> None:

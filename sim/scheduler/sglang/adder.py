@@ -84,7 +84,7 @@ class PrefillAdder:
         self._input = settings.max_prefill_tokens - num_mixed
         chunk = settings.chunk
         self._chunk = None if chunk is None else chunk - num_mixed
-        self._offset: float = num_mixed + sum([self.expected(each) for each in running])
+        self._offset: float = num_mixed + sum(self._all_expected(running))
         self._current = num_mixed
         self._states: list[tuple[float, int]] | None = None
         self.taken: list[Entry] = []
@@ -96,6 +96,17 @@ class PrefillAdder:
         """Return the tokens that a running request is expected to write yet."""
         left = entry.max_new_tokens - entry.num_outputs
         return min(left, CLIP_MAX_NEW_TOKENS) * self._ratio
+
+    def _all_expected(self, running: Sequence[Entry]) -> list[float]:
+        """Return `expected` of each: many are asked for at once, for each batch."""
+        most, ratio = CLIP_MAX_NEW_TOKENS, self._ratio
+        all_left = [
+            each.max_new_tokens
+            - each.request.num_tokens
+            + each.request.num_prompt_tokens
+            for each in running
+        ]
+        return [(left if left < most else most) * ratio for left in all_left]
 
     @property
     def _num_free_tokens(self) -> int:

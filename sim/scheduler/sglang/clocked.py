@@ -214,7 +214,9 @@ class ClockedSglangScheduler(SglangScheduler):
     # -- prompts --------------------------------------------------------------
 
     def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
-        if self.chunked is None and (self.running_batch.is_full or not self.queue.entries):
+        if self.chunked is None and (
+            self.running_batch.is_full or not self.queue.entries
+        ):
             return None
         self.clock.write(self.clock.entries.values())
         return super()._prefill_batch(output)
@@ -315,6 +317,7 @@ class ClockedSglangScheduler(SglangScheduler):
         """Put those of `completing` that go on onto the clock, in batch order."""
         for request in requests:
             self.clock.join(self._entries[request])
+        self.completing = []
 
     def note_known(self, requests: Sequence[Request]) -> None:
         """Take note of outputs of requests off the clock: there are none."""

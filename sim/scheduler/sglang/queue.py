@@ -6,8 +6,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from sim.scheduler.request import Request
     from sim.scheduler.sglang.policy import SchedulePolicy
     from sim.scheduler.sglang.requests import Entry
@@ -74,8 +72,11 @@ class WaitingQueue:
         self.dropped.append(entry.request)
         return True
 
-    def leave(self, taken: Collection[Entry]) -> None:
+    def leave(self, taken: list[Entry]) -> None:
         """Drop requests that have joined a batch."""
+        if self.entries[: len(taken)] == taken:  # most come from its head
+            del self.entries[: len(taken)]
+            return
         left = set(taken)
         self.entries = [each for each in self.entries if each not in left]
 

@@ -482,7 +482,13 @@ class SglangScheduler:
             del self._entries[entry.request]
 
     def _rest(self) -> None:
-        """Do what the release's loop does while there is nothing to do."""
+        """Do what the release's loop does while there is nothing to do.
+
+        Requests that were withdrawn while they ran end with their next token.
+        """
+        for entry in [each for each in self._ending if each.slot >= 0]:
+            self._end(entry)
+        self.chunked = None
         self.running_batch = ScheduleBatch()
         self._last = None
         self.new_token_ratio = self._first_ratio
@@ -503,7 +509,8 @@ class SglangScheduler:
         self.holdings.check()
         waiting = {entry.request for entry in self.queue.entries}
         require(
-            len(waiting) == len(self.queue.entries), "a request stands twice in the queue"
+            len(waiting) == len(self.queue.entries),
+            "a request stands twice in the queue",
         )
         for entry in self.queue.entries:
             require(

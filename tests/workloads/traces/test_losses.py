@@ -43,7 +43,7 @@ def requests_of_any_kind(draw: st.DrawFn) -> list[RequestSpec]:
                 prompt=draw(
                     own | st.lists(segments, min_size=1, max_size=4).map(tuple)
                 ),
-                # Unlike any other's, so that requests of one time in another order show.
+                # Unlike any other's, so that another order of one time shows.
                 num_output_tokens=7 * draw(st.integers(0, 5)) + i + 1,
                 output_segment=2 * i + 1,
                 priority=draw(st.sampled_from([0, 0, 0, 5])),
