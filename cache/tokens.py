@@ -102,7 +102,7 @@ class ListTokens:
 class SegmentTokens:
     """A prompt of segments, followed by a generated segment without an end."""
 
-    __slots__ = ("_num_walked_tokens", "_walk_index", "segments")
+    __slots__ = ("_num_walked_tokens", "_runs", "_walk_index", "segments")
 
     def __init__(self, prompt: Sequence[Segment], output_segment: int) -> None:
         self.segments: tuple[Segment, ...] = (*prompt, (output_segment, OPEN_END))
@@ -110,11 +110,14 @@ class SegmentTokens:
         # answer does not walk its prompt again.
         self._walk_index = 0
         self._num_walked_tokens = 0
+        self._runs: tuple[int, BlockRuns] | None = None  # of a block size
 
     def block_runs(self, block_size: int) -> BlockRuns:
         """Return the runs of full blocks; the last one has no end. O(segments)."""
-        pieces = [(segment_id, 0, length) for segment_id, length in self.segments]
-        return runs_of_pieces(pieces, block_size)
+        if self._runs is None or self._runs[0] != block_size:
+            pieces = [(segment_id, 0, length) for segment_id, length in self.segments]
+            self._runs = block_size, runs_of_pieces(pieces, block_size)
+        return self._runs[1]
 
     def prompt(self) -> TokenRuns:
         return TokenRuns.from_segments(self.segments[:-1])

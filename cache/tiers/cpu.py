@@ -59,11 +59,11 @@ class LookupResult(Enum):
 class PreparedStore(NamedTuple):
     """The chunks of an offered store that the tier accepts."""
 
-    keys: list[int]
+    keys: Ints
     """Keys of the chunks to write, in the order in which they were offered."""
-    chunk_ids: list[int]
+    chunk_ids: Ints
     """The place in the tier of each key."""
-    evicted_ids: list[int]
+    evicted_ids: Ints
     """Places of the chunks that were evicted for them, in order of eviction."""
 
 
@@ -201,7 +201,7 @@ class CPUTier:
 
     def prepare_load(
         self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
-    ) -> list[int]:
+    ) -> Ints:
         """Hold chunks for a job that reads them; return their places.
 
         Parameters
@@ -234,8 +234,7 @@ class CPUTier:
         if is_any(new):
             self.policy.accessed(chunks.where(new), access)
         self.policy.reused(chunks, access)
-        places: list[int] = ids.tolist()
-        return places
+        return ids
 
     def hold(self, chunk_ids: Sequence[int] | Ints) -> None:
         """Hold chunks that are there for a job that copies them to another tier.
@@ -247,7 +246,7 @@ class CPUTier:
         self._num_reading += len(ids) - int(np.count_nonzero(num_holds))
         self._num_holds[ids] = num_holds + 1
 
-    def holds(self, chunk_ids: Sequence[int], *, is_written: bool) -> bool:
+    def holds(self, chunk_ids: Sequence[int] | Ints, *, is_written: bool) -> bool:
         """Whether all these places are written, or all are read."""
         num_holds = self._num_holds[as_ints(chunk_ids)]
         return is_all(num_holds < 0 if is_written else num_holds > 0)
@@ -320,7 +319,7 @@ class CPUTier:
         if len(present.ids):
             self.policy.reused(present, access)
         if not num_missing:
-            return PreparedStore([], [], [])
+            return PreparedStore(NO_INTS, NO_INTS, NO_INTS)
         num_needed = num_missing - self.num_free_chunks
         num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
         if num_needed > self.num_evictable_chunks - num_own:
@@ -337,7 +336,7 @@ class CPUTier:
         self._num_used += num_missing
         self._num_writing += num_missing
         self.policy.inserted(missing._replace(ids=ids), access)
-        return PreparedStore(missing.keys.tolist(), ids.tolist(), evicted_ids.tolist())
+        return PreparedStore(missing.keys, ids, evicted_ids)
 
     def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
         """Say which of a lot can be read."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from cache.tiers.access import RequestAccess
     from cache.tiers.cpu import CPUTier
+    from cache.tiers.places import Ints
     from cache.tiers.secondary import SecondaryTier
 
 
@@ -36,7 +37,7 @@ class InFlight(NamedTuple):
 
     tier: str
     job: TierJob
-    held: Sequence[int]
+    held: Sequence[int] | Ints
     access: RequestAccess
 
 
@@ -110,7 +111,7 @@ class TierHierarchy:
     def cascading_chunks(self) -> set[int]:
         """Return the places of the host that are read to be written behind it."""
         moved = (each.held for each in self._in_flight if not each.job.is_load)
-        return {place for held in moved for place in held}
+        return {int(place) for held in moved for place in held}
 
     # -- time -----------------------------------------------------------------
 
@@ -201,9 +202,11 @@ class TierHierarchy:
         prepared = self.host.prepare_store([key], access, place)
         if prepared is None:
             return LookupResult.MISS
-        if prepared.keys:
+        if len(prepared.keys):
             self.tiers[name].prepare_load(key, self.now_s)
-            self._promoting.setdefault((name, access), {})[key] = prepared.chunk_ids[0]
+            self._promoting.setdefault((name, access), {})[key] = int(
+                prepared.chunk_ids[0]
+            )
             brought[key] = name
         return LookupResult.HIT_PENDING
 
@@ -223,7 +226,11 @@ class TierHierarchy:
             tier.end_call(self.now_s)
 
     def _submit(
-        self, name: str, job: TierJob, held: Sequence[int], access: RequestAccess
+        self,
+        name: str,
+        job: TierJob,
+        held: Sequence[int] | Ints,
+        access: RequestAccess,
     ) -> None:
         self.tiers[name].device.submit(job, self.now_s)
         self._in_flight.append(InFlight(name, job, held, access))
@@ -231,7 +238,10 @@ class TierHierarchy:
     # -- storing --------------------------------------------------------------
 
     def stored(
-        self, keys: Sequence[int], chunk_ids: Sequence[int], access: RequestAccess
+        self,
+        keys: Sequence[int],
+        chunk_ids: Sequence[int] | Ints,
+        access: RequestAccess,
     ) -> None:
         """Write chunks that have reached these places to the tiers behind the host."""
         for name, tier in self.tiers.items():

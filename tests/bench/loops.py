@@ -88,6 +88,20 @@ REGIMES: dict[str, Regime] = {
         ),
         NUM_MOONCAKE_REQUESTS,
     ),
+    **{
+        f"CPU tier of {gib} GiB: Mooncake x{rate}": Regime(
+            "mooncake_conversation.yaml",
+            MOONCAKE,
+            (
+                ONE_STEP,
+                f"workload.trace.rate_scale={rate}",
+                f"engine.kv_offloading_size={gib}",
+                "engine.max_num_batched_tokens=8192",
+            ),
+            NUM_MOONCAKE_REQUESTS,
+        )
+        for gib, rate in ((256, 0.4), (1024, 1))
+    },
     "gpt-oss-120b: x1": azure(GPT_OSS, paths=("fast", "plain")),
     "gpt-oss-120b: x3": azure(GPT_OSS, X3, paths=PATHS),
     # The plain loop knows no cached prefixes: it computes every prompt in full.

@@ -187,9 +187,9 @@ class _Beside:
             part = keys[:number]
             spec = self.theirs.prepare_load([self.key(key) for key in part], context)
             ids = self.host.prepare_load(part, access)
-            assert ids == [int(each) for each in spec.block_ids]
+            assert ids.tolist() == [int(each) for each in spec.block_ids]
             self.num_promoted += sum(self.ours.loaded(part, access).values())
-            self.loads.append((part, ids, context))
+            self.loads.append((part, ids.tolist(), context))
         return True
 
     def store(self, request: Any) -> None:
@@ -199,11 +199,16 @@ class _Beside:
         assert (ours is None) == (theirs is None)
         if ours is None:
             return
-        assert [self.key(key) for key in ours.keys] == list(theirs.keys_to_store)
-        assert ours.chunk_ids == [int(each) for each in theirs.store_spec.block_ids]
-        if ours.keys:
+        assert [self.key(key) for key in ours.keys.tolist()] == list(
+            theirs.keys_to_store
+        )
+        assert ours.chunk_ids.tolist() == [
+            int(each) for each in theirs.store_spec.block_ids
+        ]
+        if len(ours.keys):
             request[3] += 1
-            self.stores.append((ours.keys, ours.chunk_ids, request))
+            stored = ours.keys.tolist(), ours.chunk_ids.tolist(), request
+            self.stores.append(stored)
 
     def leave(self, request: Any) -> None:
         access, context, _, num_stores = request

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cache.tiers.places import NO_INTS, as_ints
 from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
 from sim.scheduler.request import RequestStatus
@@ -210,8 +211,8 @@ class ConnectedVllmScheduler(VllmScheduler):
             self._all[theirs.req_id],
             gpu.block_indices[0],
             [int(each) for each in gpu.block_ids],
-            [int(each) for each in cpu.block_ids],
-            [],
+            as_ints([int(each) for each in cpu.block_ids]),
+            NO_INTS,
         )
         return job
 

@@ -107,7 +107,8 @@ class TierLines(TransferLines):
 
     def _job(self, job: TransferJob) -> list[Any]:
         name = self._names[job.request.request_id]
-        fields = [job.job_id, name, job.first_block, job.block_ids, job.chunk_ids]
+        fields: list[Any] = [job.job_id, name, job.first_block, job.block_ids]
+        fields.append(job.chunk_ids.tolist())
         return [*fields, "sync"] if job.kind is JobKind.SYNC_LOAD else fields
 
     def queues(self, rest: Line) -> Line:

@@ -135,9 +135,9 @@ class TierMachine(RuleBasedStateMachine):
             assert prepared is None
             return
         assert prepared is not None
-        assert prepared.keys == missing
+        assert prepared.keys.tolist() == missing
         evicted = self.choose(num_needed, may_go) if missing else []
-        assert prepared.evicted_ids == [self.places[key] for key in evicted]
+        assert prepared.evicted_ids.tolist() == [self.places[key] for key in evicted]
         for key in evicted:
             self.left.append(self.places.pop(key))
             del self.readers[key]
@@ -150,7 +150,7 @@ class TierMachine(RuleBasedStateMachine):
             self.readers[key] = -1
             self.wrote(client, key)
         client.inserted |= set(missing)
-        assert prepared.chunk_ids == [self.places[key] for key in missing]
+        assert prepared.chunk_ids.tolist() == [self.places[key] for key in missing]
         self.stores.append(missing)
 
     @precondition(lambda self: self.clients)
@@ -168,7 +168,7 @@ class TierMachine(RuleBasedStateMachine):
         first = data.draw(st.integers(0, num_found - 1))
         keys = client.keys[first:num_found]
         ids = self.tier.prepare_load(keys, client.access, first)
-        assert ids == [self.places[key] for key in keys]
+        assert ids.tolist() == [self.places[key] for key in keys]
         for key in keys:
             self.readers[key] += 1
         self.note(client, keys, keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -21,6 +21,9 @@ from cache.tiers import (
     TierHierarchy,
     TierJob,
 )
+
+if TYPE_CHECKING:
+    from cache.tiers.places import Ints
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 RATES: dict[str, float] = {"read_bytes_per_s": 10.0, "write_bytes_per_s": 5.0}
@@ -128,7 +131,7 @@ def test_a_chunk_comes_back_through_the_host() -> None:
         prepared = host.prepare_store(keys, first, place)
         assert prepared is not None
         host.complete_store(prepared.chunk_ids)
-        tiers.stored(prepared.keys, prepared.chunk_ids, first)
+        tiers.stored(prepared.keys.tolist(), prepared.chunk_ids, first)
         assert host.num_evictable_chunks == 0  # until they have been written
         tiers.follow(tiers.now_s + 10.0)
         tiers.check()
@@ -156,7 +159,7 @@ class HierarchyMachine(RuleBasedStateMachine):
             },
         )
         self.requests: list[tuple[RequestAccess, list[int]]] = []
-        self.loads: list[list[int]] = []
+        self.loads: list[Ints] = []
 
     @rule(prompt=st.sampled_from([[1, 2], [1, 3, 4], [5, 6, 7]]))
     def arrive(self, prompt: list[int]) -> None:
@@ -169,7 +172,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         prepared = self.host.prepare_store(keys, access)
         if prepared is not None:
             self.host.complete_store(prepared.chunk_ids)
-            self.tiers.stored(prepared.keys, prepared.chunk_ids, access)
+            self.tiers.stored(prepared.keys.tolist(), prepared.chunk_ids, access)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

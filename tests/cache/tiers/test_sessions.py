@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cache.tiers import TIER_POLICIES, CPUTier, LookupResult, RequestAccess
 from cache.tiers.access import SessionHint
+
+if TYPE_CHECKING:
+    from cache.tiers.places import Ints
 
 OURS = ("pin_shared", "session_end", "next_use", "keep_ttl")
 
@@ -20,7 +24,8 @@ def store(tier: CPUTier, access: RequestAccess, keys: list[int]) -> list[int] | 
         return None
     tier.complete_store(prepared.chunk_ids)
     tier.check()
-    return prepared.evicted_ids
+    evicted: list[int] = prepared.evicted_ids.tolist()
+    return evicted
 
 
 def serve(
@@ -101,7 +106,7 @@ def test_random_use_breaks_nothing(policy: str) -> None:
     draw = Random(policy)
     tier = CPUTier(12, eviction_policy=policy)
     living: list[tuple[RequestAccess, list[int]]] = []
-    loads: list[list[int]] = []
+    loads: list[Ints] = []
     for now in range(1500):
         tier.policy.now_s = 100.0 * now
         session = draw.randrange(6)

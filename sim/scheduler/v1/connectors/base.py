@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from cache.tiers.places import Ints
     from sim.scheduler.request import Request
 
 
@@ -23,7 +24,7 @@ class JobKind(Enum):
     """Into blocks of a request of the batch, before the step runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TransferJob:
     """Blocks that the workers copy.
 
@@ -40,7 +41,7 @@ class TransferJob:
     block_ids
         On the GPU, in order.
     chunk_ids, keys
-        Places at the other end, and what they hold.
+        Places at the other end, and what they hold; as columns.
     """
 
     job_id: int
@@ -48,8 +49,8 @@ class TransferJob:
     request: Request
     first_block: int
     block_ids: list[int]
-    chunk_ids: list[int]
-    keys: list[int]
+    chunk_ids: Ints
+    keys: Ints
 
 
 @dataclass(slots=True)
@@ -161,6 +162,20 @@ class Match(NamedTuple):
     is_async: bool
 
 
+class BlockIds(Protocol):
+    """A request's table, of which most calls need nothing."""
+
+    def __call__(self, first: int = 0, stop: int | None = None) -> list[int]:
+        """Return its blocks, from one on and before another one."""
+        ...
+
+
+def no_blocks(first: int = 0, stop: int | None = None) -> list[int]:
+    """Return the table of a request that holds nothing; see `BlockIds`."""
+    del first, stop
+    return []
+
+
 class Batch(Protocol):
     """The call that a connector is asked to complete."""
 
@@ -247,14 +262,14 @@ class KVConnector(Protocol):
         ...
 
     def update_state_after_alloc(
-        self, request: Request, block_ids: list[int], num_external_tokens: int
+        self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         """Note the table of a request that was admitted or begins to load.
 
         Parameters
         ----------
         request, block_ids
-            It, and its whole table.
+            It, and its table.
         num_external_tokens
             Tokens to be loaded, as they were matched.
         """
@@ -265,7 +280,7 @@ class KVConnector(Protocol):
         ...
 
     def request_finished(
-        self, request: Request, block_ids: list[int], num_computed_tokens: int
+        self, request: Request, block_ids: BlockIds, num_computed_tokens: int
     ) -> bool:
         """Note a request that ends; its blocks are about to be freed.
 
@@ -274,7 +289,7 @@ class KVConnector(Protocol):
         request
             Its status is final.
         block_ids
-            Its table, as of the last batch that it was in.
+            Its table, as of the last batch that it was in; to be called at once.
         num_computed_tokens
             Tokens whose KV entries stand there.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,13 @@ from sim.scheduler.v1.connectors.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cache.tiers.access import SessionHint
     from cache.tiers.places import Ints
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.connectors.base import Batch, TransferReport
+    from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
-
-    BlockIds = Callable[[int, int], list[int]]
 
 _ASK_AGAIN = Match(None, is_async=False)
 _NOTHING = Match(0, is_async=False)
@@ -150,7 +147,7 @@ class OffloadingConnector:
         self._num_jobs = 0
         self._offloads: dict[Request, Offload] = {}
         self._storing: dict[Request, Offload] = {}  # running, with more to store
-        self._ended: list[tuple[Offload, list[int], int]] = []
+        self._ended: list[tuple[Offload, list[int]]] = []  # and what is left to store
         self._waits_for_loads = enable_prefix_caching
         self._being_loaded: set[int] = set()
         # Blocks of stores in flight whose requests have ended, so that they may be
@@ -264,10 +261,10 @@ class OffloadingConnector:
             offload.keys = np.concatenate([keys, blocks[size - 1 :: size]])
 
     def update_state_after_alloc(
-        self, request: Request, block_ids: list[int], num_external_tokens: int
+        self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         if self._watches:
-            self._handed_out.update(block_ids)
+            self._handed_out.update(block_ids())
         offload = self._offload_of(request)
         if num_external_tokens:
             self._load(offload, block_ids, num_external_tokens)
@@ -275,28 +272,27 @@ class OffloadingConnector:
                 return  # not in a batch yet
         self._may_store(offload)
 
-    def _load(self, offload: Offload, block_ids: list[int], num_tokens: int) -> None:
+    def _load(self, offload: Offload, block_ids: BlockIds, num_tokens: int) -> None:
         num_local, chunk_tokens = offload.num_local_tokens, self._chunk_tokens
         first = num_local // chunk_tokens
         last = (num_local + num_tokens) // chunk_tokens
-        chunk_ids = self.tier.prepare_load(
-            offload.keys[first:last], offload.access, first
-        )
-        keys: list[int] = offload.keys[first:last].tolist()
+        keys = offload.keys[first:last]
+        chunk_ids = self.tier.prepare_load(keys, offload.access, first)
         if self.behind is not None:
-            for name, number in self.behind.loaded(keys, offload.access).items():
+            moved = self.behind.loaded(keys.tolist(), offload.access)
+            for name, number in moved.items():
                 self._num_loaded[name] += number * chunk_tokens
         offload.next_chunk = last
         first_block = num_local // self._block_size
         kind = JobKind.SYNC_LOAD if offload.loads_in_step else JobKind.LOAD
-        table = block_ids[first_block : last * self._blocks_per_chunk]
+        table = block_ids(first_block, last * self._blocks_per_chunk)
         job = TransferJob(
             self._num_jobs, kind, offload.request, first_block, table, chunk_ids, keys
         )
         self._begin(job, offload)
         self._loads.append(job)
         if self._waits_for_loads and not offload.loads_in_step:
-            self._being_loaded.update(keys)
+            self._being_loaded.update(keys.tolist())
 
     def _begin(self, job: TransferJob, offload: Offload) -> None:
         self._num_jobs += 1
@@ -342,18 +338,17 @@ class OffloadingConnector:
         for request, num_tokens in batch.num_tokens_after(storing).items():
             offload = storing[request]
             if self._last_chunk(offload, num_tokens) > offload.next_chunk:
-                own = partial(batch.block_ids, request)
-                self._offer(offload, num_tokens, own, transfers)
+                held = batch.block_ids(request, *self._next_blocks(offload, num_tokens))
+                self._offer(offload, held, transfers)
                 self._may_store(offload)
-        for offload, block_ids, num_tokens in self._ended:
-            if self._last_chunk(offload, num_tokens) > offload.next_chunk:
-                held = partial(_between, block_ids)
-                job = self._offer(offload, num_tokens, held, transfers)
+        for offload, held in self._ended:
+            if held:
+                job = self._offer(offload, held, transfers)
                 if job is not None:
                     self._watch(job)
                     if not self._handed_out.isdisjoint(job.block_ids):
                         flush.add(job.job_id)
-        for offload, _, _ in self._ended:  # when all of them have stored
+        for offload, _ in self._ended:  # when all of them have stored
             offload.access.end_s = batch.now_s
             self.tier.finish(offload.access)
             self._forget(offload)
@@ -363,17 +358,16 @@ class OffloadingConnector:
         """Return the chunk behind those that may be stored of so many tokens."""
         return min(num_tokens, offload.most_tokens) // self._chunk_tokens
 
+    def _next_blocks(self, offload: Offload, num_tokens: int) -> tuple[int, int]:
+        """Return where the blocks begin and end that may be stored next."""
+        size = self._blocks_per_chunk
+        return offload.next_chunk * size, self._last_chunk(offload, num_tokens) * size
+
     def _offer(
-        self,
-        offload: Offload,
-        num_tokens: int,
-        block_ids: BlockIds,
-        transfers: StepTransfers,
+        self, offload: Offload, held: list[int], transfers: StepTransfers
     ) -> TransferJob | None:
-        """Offer the next chunks as one lot; return the job that stores them, if any."""
+        """Offer the chunks of the next blocks as one lot; return the job, if any."""
         size, first = self._blocks_per_chunk, offload.next_chunk
-        last = self._last_chunk(offload, num_tokens)
-        held = block_ids(first * size, last * size)
         last = first + len(held) // size
         if last <= first:
             return None
@@ -384,8 +378,8 @@ class OffloadingConnector:
             transfers.refused.append((offload.request, len(keys)))
             return None
         offload.next_chunk = last
-        transfers.evicted_ids += prepared.evicted_ids
-        if not prepared.keys:
+        transfers.evicted_ids += prepared.evicted_ids.tolist()
+        if not len(prepared.keys):
             return None
         first_block, table = first * size, held[: len(keys) * size]
         if len(prepared.keys) < len(keys):
@@ -407,25 +401,27 @@ class OffloadingConnector:
         transfers.stores.append(job)
         return job
 
-    def _starts(self, keys: Ints, taken: list[int]) -> Sequence[int]:
+    def _starts(self, keys: Ints, taken: Ints) -> Sequence[int]:
         """Return where the chunks of a lot begin that were taken, in blocks."""
         size, num_left = self._blocks_per_chunk, len(keys) - len(taken)
         if keys[num_left] == taken[0]:  # all from there on
             return range(num_left * size, len(keys) * size, size)
-        is_taken = set(taken)
+        is_taken = set(taken.tolist())
         return [i * size for i, key in enumerate(keys.tolist()) if key in is_taken]
 
     # -- ends -----------------------------------------------------------------
 
     def request_finished(
-        self, request: Request, block_ids: list[int], num_computed_tokens: int
+        self, request: Request, block_ids: BlockIds, num_computed_tokens: int
     ) -> bool:
         self._storing.pop(request, None)
         offload = self._offloads.get(request)
         if offload is not None:
             offload.has_ended = True
             num_tokens = min(num_computed_tokens, request.num_tokens)  # the known ones
-            self._ended.append((offload, block_ids, num_tokens))
+            first, stop = self._next_blocks(offload, num_tokens)
+            held = block_ids(first, stop) if stop > first else []
+            self._ended.append((offload, held))
             for job in offload.jobs.values():
                 self._watch(job)
         return False
@@ -458,12 +454,13 @@ class OffloadingConnector:
             if job.kind is JobKind.STORE:
                 self.tier.complete_store(job.chunk_ids)
                 if self.behind is not None:
-                    self.behind.stored(job.keys, job.chunk_ids, offload.access)
+                    keys = job.keys.tolist()
+                    self.behind.stored(keys, job.chunk_ids, offload.access)
                 if offload.has_ended:
                     self._unwatch(job)
             else:
                 self.tier.complete_load(job.chunk_ids)
-                self._being_loaded.difference_update(job.keys)
+                self._being_loaded.difference_update(job.keys.tolist())
                 if job.kind is JobKind.LOAD:
                     received.append(job.request)
             self._forget(offload)
@@ -506,10 +503,11 @@ class OffloadingConnector:
             With the rule that is broken.
         """
         self.tier.check()
-        written = [k for job in self._jobs_of(JobKind.STORE) for k in job.keys]
+        stores = self._jobs_of(JobKind.STORE)
+        written = [place for job in stores for place in job.chunk_ids.tolist()]
         kinds = JobKind.LOAD, JobKind.SYNC_LOAD
         loads = chain.from_iterable(map(self._jobs_of, kinds))
-        read = {place for job in loads for place in job.chunk_ids}
+        read = {place for job in loads for place in job.chunk_ids.tolist()}
         num_promoting = 0
         if self.behind is not None:
             self.behind.check()
@@ -544,7 +542,3 @@ def _limit_of(request: Request, name: str) -> int | None:
     """Return a limit that came with the request, or None."""
     parameters = request.kv_transfer_params
     return None if parameters is None else parameters.get(name)
-
-
-def _between(block_ids: list[int], first: int, stop: int) -> list[int]:
-    return block_ids[first:stop]

@@ -20,7 +20,7 @@ from sim.scheduler.v1.connectors.base import Match, Pull, StepPulls
 
 if TYPE_CHECKING:
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.connectors.base import Batch, TransferReport
+    from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
     from sim.scheduler.v1.connectors.settings import KVTransferSettings
 
 _NOTHING = Match(0, is_async=False)
@@ -70,7 +70,7 @@ class ProducerConnector:
         return _NOTHING
 
     def update_state_after_alloc(
-        self, request: Request, block_ids: list[int], num_external_tokens: int
+        self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         """Do nothing: nothing is loaded here."""
 
@@ -80,14 +80,14 @@ class ProducerConnector:
         return StepPulls(sends=sends)
 
     def request_finished(
-        self, request: Request, block_ids: list[int], num_computed_tokens: int
+        self, request: Request, block_ids: BlockIds, num_computed_tokens: int
     ) -> bool:
         del num_computed_tokens
         parameters = request.kv_transfer_params or {}
         if not (
             parameters.get("do_remote_decode")
             and request.status in _SERVED
-            and block_ids
+            and block_ids()
         ):
             return False
         self._sends.append((request, request.finish_s + self._lease_s))
@@ -177,14 +177,14 @@ class ConsumerConnector:
         return Match(num_tokens, is_async=True)
 
     def update_state_after_alloc(
-        self, request: Request, block_ids: list[int], num_external_tokens: int
+        self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         if request not in self._unread:
             return
         self._unread.remove(request)
         if num_external_tokens:  # behind the hit in the own pool, which is whole blocks
             num_local_tokens = request.num_prompt_tokens - num_external_tokens
-            self._pull(request, block_ids[num_local_tokens // self._block_size :])
+            self._pull(request, block_ids(num_local_tokens // self._block_size))
         else:
             self._pull(request, [])
 
@@ -205,7 +205,7 @@ class ConsumerConnector:
         return StepPulls(pulls=pulls, heartbeat=heartbeat)
 
     def request_finished(
-        self, request: Request, block_ids: list[int], num_computed_tokens: int
+        self, request: Request, block_ids: BlockIds, num_computed_tokens: int
     ) -> bool:
         del block_ids, num_computed_tokens
         self.awaited.pop(request, None)

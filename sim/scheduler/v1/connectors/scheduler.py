@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from cache.stats import PrefixCacheStats
 from cache.v1.tables import NOTHING_FOUND
 from sim.errors import SchedulerError
 from sim.scheduler.request import RequestStatus
-from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers
+from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import connector_of
 from sim.scheduler.v1.connectors.heads import Head, Look
 from sim.scheduler.v1.connectors.queues import HoldingQueues
@@ -256,7 +257,7 @@ class ConnectorScheduler(Scheduler):
                 return False
             tables.extend(request, num_tokens, num_computed)
         self.connector.update_state_after_alloc(
-            request, tables.block_ids(request), head.num_external_tokens
+            request, partial(self.block_ids, request), head.num_external_tokens
         )
         return True
 
@@ -301,7 +302,7 @@ class ConnectorScheduler(Scheduler):
         self._begun_loads[request] = None
         self._passed_over.add(request)
         self.connector.update_state_after_alloc(
-            request, self.tables.block_ids(request), head.num_external_tokens
+            request, partial(self.block_ids, request), head.num_external_tokens
         )
 
     def _count_hits(self, request: Request, head: Head) -> None:
@@ -382,7 +383,7 @@ class ConnectorScheduler(Scheduler):
         runs = request in self.running
         keeps = self.connector.request_finished(
             request,
-            self.block_ids(request) if runs else [],
+            partial(self.block_ids, request) if runs else no_blocks,
             request.num_computed_tokens,
         )
         if loads or keeps:
@@ -409,7 +410,7 @@ class ConnectorScheduler(Scheduler):
         for request in finished:
             self._some_ended = True
             num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
-            block_ids = self.block_ids(request)
+            block_ids = partial(self.block_ids, request)
             if self.connector.request_finished(request, block_ids, num_tokens):
                 self._kept.add(request)
         super().update(finished)
@@ -447,7 +448,8 @@ class ConnectorScheduler(Scheduler):
         self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED_ERROR)
         request.reason = "what was to be loaded from the KV tier could not be loaded"
-        self.connector.request_finished(request, [], request.num_computed_tokens)
+        num_tokens = request.num_computed_tokens
+        self.connector.request_finished(request, no_blocks, num_tokens)
         self._end(request)
         self.delayed[request] = None
         self.failed.append(request)
