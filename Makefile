@@ -98,10 +98,15 @@ $(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt
 	$(UV_PIP) --editable ".[traces]"
 	@touch $@
 
+# Compiled once here; otherwise each worker would do so, all at the same time.
+COMPILED := import hypothesis.stateful, matplotlib.pyplot, pandas, plotly.graph_objects, \
+  pyarrow.parquet, pydantic, scipy.stats, simpy, sklearn.ensemble, starlette.applications, torch
+
 # The kernels are tested on the CPU: torch's CPU build, from the wheels at hand or its index.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(UV_PIP) --editable ".[traces]" --group test --group sweeps --group quality
 	$(UV_PIP) $(if $(UV_FIND_LINKS),,--torch-backend cpu) --group kernels
+	@$(BIN)/python -c '$(COMPILED)'
 	@touch $@
 
 $(VENV)/.installed-reference: $(VENV)/.installed-dev

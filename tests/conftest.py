@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 # Machines are noisy: an example may take its time; pytest-timeout bounds the test.
-settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("quick", max_examples=30, deadline=None)
 settings.register_profile("thorough", max_examples=200, deadline=None)
 
 

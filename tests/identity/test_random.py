@@ -14,7 +14,7 @@ from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
 GROUP = 20
-NUM_QUICK_CASES = 60
+NUM_QUICK_CASES = 40
 GROUPS = [
     pytest.param(
         range(first, first + GROUP),

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 
 from sim.config.tables import RunConfig, parse_config
 from sim.errors import UserError
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from sim.results.run import Results
 
 
-NUM_RANDOM_RUNS = 24
+RANDOM_RUNS = pytest.mark.parametrize(
+    "seeds",
+    [range(12), pytest.param(range(12, 48), marks=pytest.mark.slow)],
+    ids=str,
+)
 
 
 class Recorded(NamedTuple):

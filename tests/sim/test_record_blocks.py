@@ -17,7 +17,7 @@ from sim.results import blocks
 from sim.results.blocks import BIN_EDGES_S, NUM_BINS, BlockTimes, DurationHistogram
 from tests.identity.random_configs import draw_case
 from tests.sim.recordings import (
-    NUM_RANDOM_RUNS,
+    RANDOM_RUNS,
     Recorded,
     lines_of,
     listed,
@@ -218,9 +218,10 @@ def test_observer_against_a_dictionary(few: int, data: st.DataObject) -> None:
 # -- whole runs -----------------------------------------------------------------
 
 
-def test_both_paths_time_the_same_blocks() -> None:
+@RANDOM_RUNS
+def test_both_paths_time_the_same_blocks(seeds: range) -> None:
     num_evicted = num_revived = 0
-    for seed in range(NUM_RANDOM_RUNS):
+    for seed in seeds:
         chosen, stepwise = random_runs(seed)
         assert chosen.blocks == stepwise.blocks, f"seed {seed}"
         if chosen.results is None:
@@ -232,8 +233,8 @@ def test_both_paths_time_the_same_blocks() -> None:
             check_against_schedule(chosen)
             num_evicted += tier["evicted"]
             num_revived += tier["revived"]
-    assert num_evicted > 100
-    assert num_revived > 100
+    assert num_evicted > 50
+    assert num_revived > 50
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.shared import ROOT
 from tests.sim.build import Run, spec
 from tests.sim.commands import files, refused
 from tests.sim.recordings import (
-    NUM_RANDOM_RUNS,
+    RANDOM_RUNS,
     both_paths,
     lines_of,
     listed,
@@ -197,16 +197,17 @@ def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
 # -- both paths -----------------------------------------------------------------
 
 
-def test_random_runs_write_the_same_bytes_on_both_paths() -> None:
+@RANDOM_RUNS
+def test_random_runs_write_the_same_bytes_on_both_paths(seeds: range) -> None:
     num_fast = num_preempting = 0
-    for seed in range(NUM_RANDOM_RUNS):
+    for seed in seeds:
         chosen, stepwise = random_runs(seed)
         assert chosen.schedule == stepwise.schedule, f"seed {seed}"
         if chosen.results is not None:
             num_fast += chosen.path == "fast"
             num_preempting += chosen.results.summary["num_preemptions"] > 0
-    assert num_fast > 10
-    assert num_preempting > 5
+    assert num_fast > 5
+    assert num_preempting > 2
 
 
 def ahead(config: RunConfig) -> RunConfig:
@@ -216,9 +217,16 @@ def ahead(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"engine": engine})
 
 
-def test_steps_ahead_are_recorded_with_the_times_of_their_outputs() -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [range(100, 107), pytest.param(range(107, 130), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_steps_ahead_are_recorded_with_the_times_of_their_outputs(
+    seeds: range,
+) -> None:
     num_fast = num_late = num_preempting = 0
-    for seed in range(100, 114):
+    for seed in seeds:
         chosen, stepwise = both_paths(ahead(draw_case(seed).config))
         assert chosen.schedule == stepwise.schedule, f"seed {seed}"
         if chosen.results is None:
@@ -237,8 +245,8 @@ def test_steps_ahead_are_recorded_with_the_times_of_their_outputs() -> None:
             end_s > line["start_s"]
             for end_s, line in zip(ends_s, lines[1:], strict=False)
         )
-    assert num_fast > 5
-    assert num_preempting > 2
+    assert num_fast > 2
+    assert num_preempting > 1
     assert num_late > 100  # the next step has begun by then
 
 

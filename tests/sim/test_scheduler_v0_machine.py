@@ -250,7 +250,8 @@ class ChunkedMachine(SchedulerMachine):
         )
 
 
+_FEW = settings().max_examples // 3  # an example is a run of hundreds of steps
 TestDefault = DefaultMachine.TestCase
-TestDefault.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
+TestDefault.settings = settings(stateful_step_count=30, max_examples=_FEW)
 TestChunked = ChunkedMachine.TestCase
-TestChunked.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
+TestChunked.settings = settings(stateful_step_count=30, max_examples=_FEW)

@@ -330,6 +330,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_bytes(
     assert resumed == whole
 
 
+@pytest.mark.slow
 def test_workers_leave_with_a_killed_parent(slow: Path, tmp_path: Path) -> None:
     process = start(slow, "--workers", "2")
     wait_for_rows(tmp_path / "out" / "runs", process, 1)

@@ -49,6 +49,7 @@ def question(**changes: Any) -> SizeQuestion:
     return SizeQuestion(**asked | changes)
 
 
+@pytest.mark.slow
 def test_the_answer_is_that_of_the_plan_it_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_shortlist_leaves_out_what_costs_more(tmp_path: Path) -> None:
     assert reasons["h200_sxm_tp2"] == f"{cost} (1 engine), {said}"
 
 
+@pytest.mark.slow
 def test_each_model_has_a_shortlist_of_its_own(tmp_path: Path) -> None:
     models = ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B"]
     two = {"model": models, "gpu": ["h200_sxm"], "tensor_parallel_size": [1, 2]}
