@@ -243,8 +243,8 @@ def arrivals_s(requests: Sequence[RequestSpec]) -> Sequence[float]:
 
 
 def largest(requests: Sequence[RequestSpec], field: str) -> int:
-    """Return the largest ``best_of``, ``beam_width`` or ``priority``."""
+    """Return the largest ``best_of``, ``beam_width`` or ``priority``; 1 of none."""
     if isinstance(requests, RequestColumns):
         value = getattr(requests, field)
         return int(value if isinstance(value, int) else value.max())
-    return max(int(getattr(request, field)) for request in requests)
+    return max((int(getattr(request, field)) for request in requests), default=1)

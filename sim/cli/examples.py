@@ -16,6 +16,10 @@ EXAMPLES = {
         "kvsim explore examples/demo.yaml",
         "kvsim explore results/demo --port 8471 --no-browser",
     ),
+    "serve": (
+        "kvsim serve examples/demo.yaml --port 8000",
+        "kvsim serve examples/demo.yaml --speed 10 --out results/served",
+    ),
     "sweep": (
         "kvsim sweep examples/sweep_rates.yaml",
         "kvsim sweep examples/sweep_settings.yaml --workers 4 --out results/settings",

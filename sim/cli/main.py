@@ -39,6 +39,7 @@ A configuration may name classes in files (kind: file.py:Class), which are run.
 COMMANDS = {
     "run": "Run one simulation: summary, results and figures.",
     "explore": "Open a live page: move a setting, see the curves move.",
+    "serve": "Put the simulated engine behind an OpenAI-compatible server.",
     "sweep": "Run a configuration many times, on this machine or on a Ray cluster.",
     "plan": "Find the cheapest way to serve traffic, and how much a configuration "
     "holds.",

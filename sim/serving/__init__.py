@@ -1,0 +1,1 @@
+"""The simulated engine behind HTTP, in real time."""
