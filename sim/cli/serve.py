@@ -1,10 +1,17 @@
-"""``kvsim serve``: the simulated engine behind an OpenAI-compatible server."""
+"""``kvsim serve``: simulated engines behind OpenAI-compatible servers."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sim.cli import console, options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.serving.server import ServedEngine as Engine
 
 
 def serve(
@@ -14,59 +21,108 @@ def serve(
     set_: options.Settings = None,
     host: str = "127.0.0.1",
     port: options.Whole = 8000,
+    replicas: options.Whole = 1,
     speed: float = 1.0,
+    tokenizer: Path | None = None,
     api_key: str | None = None,
+    admin_port: options.Whole | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
 ) -> int:
-    """Put the simulated engine behind an OpenAI-compatible server, in real time.
+    """Put simulated engines behind OpenAI-compatible servers, in real time.
 
-    Ctrl-C ends it and writes the results of a run.
+    Ctrl-C ends them and writes the results of a run, an engine a folder.
 
     Parameters
     ----------
     config
         YAML configuration; its workload says how long answers are that no client
-        limits.
+        limits. Each engine of a fleet has a port; the router is yours.
     host
         Where to listen; anything but the loopback is open to all who reach it, unless
         --api-key is given.
     port
-        Where to listen; 0 for any free port.
+        Where the first engine listens, the others behind it; 0 for any free ports.
+    replicas
+        Engines, each on a port.
     speed
         Simulated seconds in a real one.
+    tokenizer
+        A tokenizer.json, or its folder. Without it four characters are a token.
     api_key
         What clients must send as a bearer token.
+    admin_port
+        Where faults are ordered, on the loopback; by default nowhere.
     out
         Folder for the results. Default: results/NAME-OF-CONFIG-served.
     """
     from sim.config.tables import load_config
     from sim.errors import ConfigError
-    from sim.results.output import output_directory
-    from sim.results.parquet import StepsFile
-    from sim.serving.live import LiveEngine
 
     try:
-        from sim.serving.server import Served
+        from sim.serving.server import Port, Served, ServedEngine, engines_of
+        from sim.serving.text import CharacterTokens, FileTokens
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"kvsim serve needs {error.name}; pip install 'kvsim[serve]'"
         ) from error
     run_config = load_config(config, set_ or ())
+    configs = engines_of(run_config, replicas)
     directory = out or Path("results") / f"{config.stem}-served"
-    with output_directory(directory, overwrite=overwrite) as folder:
-        engine = LiveEngine(run_config, speed=speed)
-        run = engine.run
-        with StepsFile(folder / "steps.parquet", run.recorder.step_kinds) as steps:
-            run.recorder.sink = steps
-            model = run_config.engine.model
-            served = Served(engine, model, host=host, port=port, api_key=api_key)
-            print(f"{served.url}\nCtrl-C ends it.", flush=True)
-            if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
-                console.note(f"{host} is open to all who reach it; give --api-key")
-            served.serve()
-            results = engine.finish()
-            results.write(folder)
-    console.note(f"events came at most {engine.drift_s * 1e3:.1f} ms late")
+    tokens = CharacterTokens() if tokenizer is None else FileTokens(tokenizer)
+    _allow_connections()
+    with ExitStack() as stack:
+        engines: list[Engine] = []
+        for place, each in enumerate(configs):
+            engine = ServedEngine(
+                each,
+                host=host,
+                port=port + place if port else 0,
+                tokens=tokens,
+                speed=speed,
+                api_key=api_key,
+                directory=_directory(directory, place, len(configs)),
+                overwrite=overwrite,
+            )
+            stack.callback(engine.close)
+            engines.append(engine)
+            engine.on_late = _late(engine)
+        admin = None if admin_port is None else Port("127.0.0.1", admin_port)
+        served = Served(engines, admin)
+        print(*(each.port.url for each in engines), sep="\n")
+        if admin is not None:
+            print(f"faults are ordered at {admin.url}/engines")
+        print("Ctrl-C ends it.", flush=True)
+        if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
+            console.note(f"{host} is open to all who reach it; give --api-key")
+        if run_config.fleet is not None:
+            console.note("the fleet's router and events are left out: clients choose")
+        served.serve()
+    drift_s = max(each.engine.drift_s for each in engines)
+    console.note(f"events came at most {drift_s * 1e3:.1f} ms late")
     console.note(f"results are in '{directory}'")
     return 0
+
+
+def _directory(directory: Path, place: int, num_engines: int) -> Path:
+    return directory if num_engines == 1 else directory / f"engine-{place}"
+
+
+def _late(engine: Engine) -> Callable[[float], None]:
+    def say(late_s: float) -> None:
+        console.note(
+            f"{engine.port.url} cannot keep up: events come up to {late_s:.2f} s late; "
+            "send less, or take a smaller --speed"
+        )
+
+    return say
+
+
+def _allow_connections() -> None:
+    """Let the process have as many open connections as the system allows."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Windows
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -43,6 +43,7 @@ RESULT_FILES = frozenset(
         "schedule.jsonl.zst",
         "blocks.json",
         "advice.json",
+        "arrivals.jsonl",
         "figures",
         "exports",
     }

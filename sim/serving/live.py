@@ -5,45 +5,66 @@ from __future__ import annotations
 import asyncio
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from sim.costs.slowed import Slowed
 from sim.engine.clock import SCRAPE_PRIORITY, At
 from sim.errors import ConfigError
+from sim.results import summary
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
-from sim.serving.text import PromptIds
+from sim.serving.text import FIRST_ANSWER
+from sim.simulation.optional import all_of
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from workloads.spec import RequestSpec
+from workloads.traces.kvsim import KvsimTraceWriter, request_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
+    from pathlib import Path
 
     from sim.config.tables import RunConfig
+    from sim.costs.base import CostModel
     from sim.engine.clients import Client, Server
+    from sim.engine.loop import Engine
+    from sim.results.recorder import Recording
     from sim.results.run import Results
     from sim.scheduler.request import Request
+    from sim.serving.asked import Asked
+    from sim.serving.text import Prompt
+    from sim.simulation.pools import Pool
 
 CLIENT_LEFT = "the client left"
 """Reason of a request whose connection was closed."""
 
+LATE_S: Final = 0.1
+"""Real seconds behind the clock from which the server says that it cannot keep up."""
+_SAY_EVERY_S: Final = 5.0
+_MOST_LENGTHS: Final = 4096
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has ended while requests wait; the message says why."""
+
 
 class LiveRun(Simulation):
-    """One engine that waits for requests; `specs` grows as they come."""
+    """A run that waits for requests; `taken` grows as they come."""
 
     def __init__(self, config: RunConfig) -> None:
-        if config.fleet is not None or config.engine.data_parallel_size > 1:
-            raise ConfigError(
-                "kvsim serve runs one engine; remove the fleet and "
-                "engine.data_parallel_size"
-            )
+        if config.fleet is not None:
+            raise ConfigError("a served run is one engine; see `engines_of`")
         self.taken: list[RequestSpec] = []
+        self.slowed: list[Slowed] = []
         super().__init__(config, stepwise=True, specs=self.taken)
-        if schedules_groups(self.scheduler):
-            raise ConfigError(
-                f"kvsim serve needs a scheduler of single requests, got "
-                f"'{config.engine.scheduler}'; take v1"
-            )
+
+    def _make_cost_model(self, pool: Pool) -> CostModel:
+        slowed = Slowed(super()._make_cost_model(pool))
+        self.slowed.append(slowed)
+        return slowed
+
+    def _make_client(self) -> Client:
+        return self._client_of_engine()  # clients are real: they wait as they like
 
     def _is_pulled(self) -> bool:
         return False
@@ -52,37 +73,103 @@ class LiveRun(Simulation):
         self.client = client
         yield self.env.event()  # arrivals are handed over from outside
 
+    def _check_rejections(self, recording: Recording) -> None:
+        num_rejected, line = summary.rejections(recording)
+        if num_rejected:
+            self.warnings.append(line)
 
-class Stream:
-    """One request on its way to a client.
+    def handed_over(self, spec: RequestSpec) -> list[Request]:
+        """Submit a request; return the engine's, one for each of its samples."""
+        factory = self.client.factory
+        if not schedules_groups(self.scheduler):
+            requests = factory.samples(spec)
+        else:
+            requests = [factory.group(spec)]
+        for request in requests:
+            self.engine.submit(request)
+        return requests * (spec.best_of // len(requests))
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engine, or its data-parallel ranks."""
+        return all_of(self.engine)
+
+
+class Answer:
+    """What a client waits for: its prompts times samples, in order.
 
     Parameters
     ----------
-    request
-        The engine's.
+    requests
+        The engine's, one for each choice; of a group the same one several times.
+    num_prompts
+        How many prompts they answer.
 
     Attributes
     ----------
     num_told
-        Output tokens that the client knows of.
+        Tokens of each choice that the client knows of.
+    fault
+        Why the engine ended before the answer did; empty if it did not.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.num_told = 0
-        self.changed = asyncio.Event()
+    def __init__(self, requests: Sequence[Request], num_prompts: int) -> None:
+        self.requests = requests
+        self.num_prompts = num_prompts
+        self.num_told = [0] * len(requests)
+        self.fault = ""
+        self._changed = asyncio.Event()
 
     @property
     def is_done(self) -> bool:
-        return self.request.status.is_finished
+        return all(request.status.is_finished for request in self.requests)
 
-    async def tokens(self) -> int:
-        """Wait for tokens or the end; return the output tokens so far."""
-        while not self.is_done and self.request.num_output_tokens <= self.num_told:
-            self.changed.clear()
-            await self.changed.wait()
-        self.num_told = self.request.num_output_tokens
-        return self.num_told
+    @property
+    def refusal(self) -> str:
+        """Why the engine refused a part of it; empty if it did not."""
+        refused = RequestStatus.FINISHED_REJECTED
+        reasons = (r.reason for r in self.requests if r.status is refused)
+        return next(reasons, "")
+
+    def stir(self) -> None:
+        """Wake its client if there is news."""
+        if self.fault or self._has_news():
+            self._changed.set()
+
+    def _has_news(self) -> bool:
+        if any(
+            request.num_output_tokens > told
+            for request, told in zip(self.requests, self.num_told, strict=True)
+        ):
+            return True
+        return self.is_done
+
+    async def news(self) -> list[tuple[int, int, int]]:
+        """Wait for tokens or the end; return choice, first and end of what is new.
+
+        Raises
+        ------
+        EngineDeadError
+            If the engine has ended.
+        """
+        while not (self.fault or self._has_news()):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.fault:
+            raise EngineDeadError(self.fault)
+        found = []
+        for index, request in enumerate(self.requests):
+            first, end = self.num_told[index], request.num_output_tokens
+            if end > first:
+                found.append((index, first, end))
+                self.num_told[index] = end
+        return found
+
+    async def end(self) -> None:
+        """Wait for all of it."""
+        while not self.is_done:
+            await self.news()
+        await self.news()
 
 
 class LiveEngine:
@@ -99,11 +186,21 @@ class LiveEngine:
         Simulated seconds in a real one.
     now
         The wall clock, in seconds.
+    arrivals
+        File for the requests as they come; without it they are kept in memory.
+    started_s
+        When the clock of the run stood at 0, by default now.
 
     Attributes
     ----------
     drift_s
         Most real seconds that an event came late.
+    on_late
+        Called with seconds when the engine cannot keep up, every few seconds.
+    fault
+        What ended the engine, or None.
+    num_aborted
+        Requests whose clients left.
     """
 
     def __init__(
@@ -112,76 +209,181 @@ class LiveEngine:
         *,
         speed: float = 1.0,
         now: Callable[[], float] = monotonic,
+        arrivals: Path | None = None,
+        started_s: float | None = None,
     ) -> None:
         if not 0 < speed < inf:
             raise ConfigError(f"--speed takes a number above 0, got {speed}")
+        self.config = config
         self.run = LiveRun(config)
-        self.ids = PromptIds(config.engine.block_size)
         self.speed = speed
         self.drift_s = 0.0
+        self.on_late: Callable[[float], object] = _say_nothing
+        self.fault: BaseException | None = None
+        self.num_aborted = 0
+        self._late_s = 0.0
+        self._said_s = -inf
         self._now = now
-        self._started_s = now()
-        self._streams: dict[int, Stream] = {}
+        self._halted_s: float | None = None
+        self._answers: dict[int, Answer] = {}
         self._stirred = asyncio.Event()
         source = make_workload(config.workload, config.seed).requests()
-        self._lengths = [spec.num_output_tokens for spec in source[:4096]] or [128]
+        lengths = [spec.num_output_tokens for spec in source[:_MOST_LENGTHS]]
+        self._lengths = lengths or [128]
+        self._arrivals = None if arrivals is None else arrivals.open("w")
+        if self._arrivals is not None:
+            self._arrivals.writelines(KvsimTraceWriter().lines([]))
+        env = self.run.env
+        while env.peek() <= 0.0:  # what begins is not late
+            env.step()
+        self._started_s = now() if started_s is None else started_s
 
     @property
     def max_model_len(self) -> int:
         return self.run.capacity.max_model_len
 
+    @property
+    def block_size(self) -> int:
+        return self.run.capacity.block_size
+
+    @property
+    def started_s(self) -> float:
+        """When the clock of the run stood at 0, by the wall clock."""
+        return self._started_s
+
+    @property
+    def is_halted(self) -> bool:
+        return self._halted_s is not None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Answers that clients wait for."""
+        return len(self._answers)
+
     def usual_length(self) -> int:
         """Return the length of an answer that ends by itself, by the workload."""
         return self._lengths[len(self.run.taken) % len(self._lengths)]
 
+    def ends_by_itself(self, request: Request) -> bool:
+        """Whether a request has an end of its own, before any limit."""
+        return self.run.taken[request.parent_id].ends_at_stop
+
     def advance(self) -> None:
-        """Let everything happen that is due by now."""
+        """Let everything happen that is due by now.
+
+        Raises
+        ------
+        EngineDeadError
+            If the engine has ended.
+        """
+        if self.fault is not None:
+            raise EngineDeadError(str(self.fault))
+        if self._halted_s is not None:
+            return
         env = self.run.env
         now_s = max((self._now() - self._started_s) * self.speed, env.now)
         due_s = env.peek()
         if due_s < now_s:
-            self.drift_s = max(self.drift_s, (now_s - due_s) / self.speed)
-        env.run(until=At(env, now_s, SCRAPE_PRIORITY))
-        for request_id, stream in list(self._streams.items()):
-            if stream.is_done or stream.request.num_output_tokens > stream.num_told:
-                stream.changed.set()
-            if stream.is_done:
-                del self._streams[request_id]
+            self._be_late((now_s - due_s) / self.speed)
+        present = At(env, now_s, SCRAPE_PRIORITY)
+        try:
+            # `run(until=present)` would put the event back, which is due at once then.
+            while not present.processed:
+                env.step()
+        except Exception as error:
+            self.fail(error)
+            raise
+        for number, answer in list(self._answers.items()):
+            answer.stir()
+            if answer.is_done:
+                del self._answers[number]
 
-    def submit(self, text: str, num_output_tokens: int, *, limit: int | None) -> Stream:
-        """Hand over a request that arrives now."""
+    def _be_late(self, late_s: float) -> None:
+        self.drift_s = max(self.drift_s, late_s)
+        self._late_s = max(self._late_s, late_s)
+        now_s = self._now()
+        if self._late_s >= LATE_S and now_s - self._said_s >= _SAY_EVERY_S:
+            self.on_late(self._late_s)
+            self._said_s, self._late_s = now_s, 0.0
+
+    def fail(self, error: BaseException) -> None:
+        """End the engine for a fault: all who wait are told."""
+        self.fault = error
+        for answer in self._answers.values():
+            answer.fault = str(error) or type(error).__name__
+            answer.stir()
+        self._answers.clear()
+        self._stirred.set()
+
+    def submit(self, prompts: Sequence[Prompt], asked: Asked) -> Answer:
+        """Hand over what a client asks for; it arrives now."""
         self.advance()
         run = self.run
-        spec = RequestSpec(
-            request_id=len(run.taken),
-            arrival_s=run.env.now,
-            prompt=self.ids.segments(text),
-            num_output_tokens=num_output_tokens,
-            output_segment=self.ids.new_id(),
-            max_tokens=limit,
-        )
-        run.taken.append(spec)
-        (request,) = run.client.factory.samples(spec)
-        stream = Stream(request)
-        self._streams[request.request_id] = stream
-        run.engine.submit(request)
+        requests = []
+        for prompt in prompts:
+            number = len(run.taken)
+            spec = RequestSpec(
+                request_id=number,
+                arrival_s=run.env.now,
+                prompt=prompt.segments,
+                num_output_tokens=asked.num_output_tokens,
+                output_segment=FIRST_ANSWER + number,
+                max_tokens=asked.limit,
+                priority=asked.priority,
+                best_of=asked.num_samples,
+                ends_at_stop=asked.ends_by_itself,
+            )
+            run.taken.append(spec)
+            requests += run.handed_over(spec)
+            if self._arrivals is not None:
+                self._arrivals.write(request_line(number, spec))
+                # The text is on disk now; of what is kept, nobody asks for it.
+                run.taken[-1] = spec._replace(prompt=((0, prompt.num_tokens),))
+        answer = Answer(requests, len(prompts))
+        if not answer.is_done:
+            self._answers[requests[0].request_id] = answer
         self._stirred.set()
-        return stream
+        return answer
 
-    def abort(self, stream: Stream) -> None:
-        """Withdraw a request whose client has left."""
+    def abort(self, answer: Answer) -> None:
+        """Withdraw what a client has left behind."""
+        if self.fault is not None:
+            return
         self.advance()
-        self.run.engine.abort(stream.request, CLIENT_LEFT)
+        for request in dict.fromkeys(answer.requests):
+            if not request.status.is_finished:
+                self.num_aborted += 1
+                self.run.engine.abort(request, CLIENT_LEFT)
         self._stirred.set()
+
+    def slow(self, factor: float) -> None:
+        """Let later steps take so many times as long."""
+        self.advance()
+        for recorder in self.run.recorder.of_rank:
+            recorder.steps.flush()
+        for slowed in self.run.slowed:
+            slowed.factor = factor
+
+    def halt(self) -> None:
+        """Stand still: nothing happens, and the clock of the run stops."""
+        self.advance()
+        self._halted_s = self._now()
+
+    def go_on(self) -> None:
+        """Go on after `halt`."""
+        if self._halted_s is not None:
+            self._started_s += self._now() - self._halted_s
+            self._halted_s = None
+            self._stirred.set()
 
     async def drive(self) -> None:
-        """Follow the wall clock until cancelled."""
+        """Follow the wall clock until cancelled, or until a fault, which is raised."""
         while True:
             self._stirred.clear()
             self.advance()
             due_s = self.run.env.peek()
             wait_s = None
-            if due_s < inf:
+            if due_s < inf and self._halted_s is None:
                 passed_s = self._now() - self._started_s
                 wait_s = max(0.0, due_s / self.speed - passed_s)
             try:
@@ -189,15 +391,30 @@ class LiveEngine:
             except TimeoutError:
                 continue
 
-    def finish(self) -> Results:
+    def finish(self, reason: str = CLIENT_LEFT) -> Results:
         """Withdraw what is unfinished, end the run and return its results."""
-        for stream in list(self._streams.values()):
-            self.run.engine.abort(stream.request, CLIENT_LEFT)
-        self.run.engine.close_arrivals()
-        self.run.num_requests = len(self.run.taken)
-        return self.run.run()
+        if self._arrivals is not None:
+            self._arrivals.close()
+        if self.fault is not None:
+            raise self.fault
+        run = self.run
+        for answer in self._answers.values():
+            for request in dict.fromkeys(answer.requests):
+                run.engine.abort(request, reason)
+            answer.fault = "the engine has ended"
+        run.engine.close_arrivals()
+        run.num_requests = run.client.num_requests(run.taken) if run.taken else 0
+        if self.drift_s >= LATE_S:
+            run.warnings.append(
+                f"the server could not keep up: events came up to {self.drift_s:.2f} s "
+                "late; send less, or take a smaller --speed"
+            )
+        results = run.run()
+        for answer in self._answers.values():
+            answer.stir()
+        self._answers.clear()
+        return results
 
 
-def is_refused(request: Request) -> bool:
-    """Whether the engine rejected a request."""
-    return request.status is RequestStatus.FINISHED_REJECTED
+def _say_nothing(late_s: float) -> None:
+    """Let it pass."""

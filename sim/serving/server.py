@@ -1,299 +1,403 @@
-"""The OpenAI-compatible server before one simulated engine."""
+"""Served engines on their ports: their lives, their faults, their results."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
+import signal
 import socket
-from contextlib import asynccontextmanager, closing, suppress
-from importlib.metadata import version
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from sim.errors import ConfigError
-from sim.serving.asked import Asked, BadRequestError, asked_of
-from sim.serving.live import is_refused
-from sim.serving.text import filler
+from sim.results.output import output_directory
+from sim.results.parquet import StepsFile
+from sim.serving.admin import admin_application
+from sim.serving.api import Api
+from sim.serving.live import LiveEngine
+from sim.serving.metrics import metrics_of
+from sim.serving.text import CharacterTokens
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from starlette.requests import Request
+    from starlette.applications import Starlette
 
-    from sim.serving.live import LiveEngine, Stream
+    from sim.config.tables import RunConfig
+    from sim.results.run import Results
+    from sim.serving.text import Tokens
 
-MOST_BODY_BYTES: Final = 64 * 2**20
-_LOOK_EVERY_S: Final = 0.1
-
-
-def application(
-    engine: LiveEngine, model: str, api_key: str | None = None
-) -> Starlette:
-    """Return the ASGI application that serves one engine."""
-    api = _Api(engine, model)
-
-    def guarded(
-        endpoint: Callable[[Request], Awaitable[Response]],
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
-            expected = f"Bearer {api_key}"
-            if api_key is not None and not secrets.compare_digest(
-                given.encode(), expected.encode()
-            ):
-                return _error("Unauthorized", 401)
-            return await endpoint(request)
-
-        return answer
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        driver = asyncio.create_task(engine.drive())
-        yield
-        driver.cancel()
-        with suppress(asyncio.CancelledError):
-            await driver
-
-    return Starlette(
-        routes=[
-            Route("/v1/completions", guarded(api.completions), methods=["POST"]),
-            Route("/v1/chat/completions", guarded(api.chat), methods=["POST"]),
-            Route("/v1/models", guarded(api.models)),
-            Route("/health", api.health),
-            Route("/version", api.version),
-        ],
-        lifespan=lifespan,
-    )
+_PATIENCE_S: Final = 2
+"""Seconds that open answers have when the server ends."""
+ENGINE_DIED: Final = "the engine died"
 
 
-class _Api:
-    def __init__(self, engine: LiveEngine, model: str) -> None:
-        self.engine = engine
-        self.model = model
+def engines_of(config: RunConfig, num_replicas: int = 1) -> list[RunConfig]:
+    """Return the engines of a configuration, one for each port.
 
-    async def health(self, _: Request) -> Response:
-        return Response()
-
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": f"kvsim {version('kvsim')}"})
-
-    async def models(self, _: Request) -> Response:
-        card = {
-            "id": self.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "kvsim",
-            "max_model_len": self.engine.max_model_len,
-        }
-        return JSONResponse({"object": "list", "data": [card]})
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=False)
-
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=True)
-
-    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
-        try:
-            asked = asked_of(await _body(request), self.engine.usual_length, is_chat)
-        except BadRequestError as error:
-            return _error(str(error), 400)
-        if asked.model not in (None, self.model):
-            return _error(f"The model `{asked.model}` does not exist.", 404)
-        stream = self.engine.submit(
-            asked.text, asked.num_output_tokens, limit=asked.limit
+    Raises
+    ------
+    ConfigError
+        If they are not engines of their own.
+    """
+    if num_replicas < 1:
+        raise ConfigError(f"--replicas takes at least 1, got {num_replicas}")
+    if config.fleet is None:
+        return [config] * num_replicas
+    if num_replicas > 1:
+        raise ConfigError("--replicas: the fleet says how many; leave it out")
+    if config.fleet.has_roles:
+        raise ConfigError(
+            "kvsim serve has engines that prefill and decode; remove the roles of "
+            "fleet.pools"
         )
-        if is_refused(stream.request):
-            return _error(stream.request.reason, 400)
-        reply = _Reply(asked, stream, self.model, is_chat=is_chat)
-        if asked.stream:
-            return StreamingResponse(
-                self._events(reply), media_type="text/event-stream"
-            )
-        if not await self._is_awaited(request, stream):
-            return Response(status_code=499)
-        return JSONResponse(reply.whole())
+    return [
+        config.model_copy(update={"engine": config.engine_of(pool), "fleet": None})
+        for pool in config.fleet.pools
+        for _ in range(config.fleet.most_replicas(pool))
+    ]
 
-    async def _is_awaited(self, request: Request, stream: Stream) -> bool:
-        """Wait for the end of an answer; False if its client left before."""
-        waiting = asyncio.create_task(_until_done(stream))
-        while not (await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S))[0]:
-            if await request.is_disconnected():
-                waiting.cancel()
-                self.engine.abort(stream)
-                return False
-        return True
 
-    async def _events(self, reply: _Reply) -> AsyncIterator[str]:
-        stream = reply.stream
+class _Uvicorn(uvicorn.Server):
+    """One of several in a process: signals are for all of them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def break_off(self) -> None:
+        """End at once, without a word to clients."""
+        self.should_exit = self.force_exit = True
+        for connection in list(self.server_state.connections):
+            transport: Any = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+
+
+class Port:
+    """A bound address that serves one application after another."""
+
+    def __init__(self, host: str, port: int) -> None:
+        if not 0 <= port <= 65_535:
+            raise ConfigError(f"a port is a number from 0 to 65535, got {port}")
+        self.host = host
+        self._socket: socket.socket | None = None
+        self.number = port
+        self._server: _Uvicorn | None = None
+        self.bind()
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.number}"
+
+    def bind(self) -> None:
+        """Listen, unless it does."""
+        if self._socket is not None:
+            return
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            num_told = 0
-            while not stream.is_done or num_told < stream.request.num_output_tokens:
-                num_tokens = await stream.tokens()
-                if num_tokens > num_told:
-                    yield _event(reply.part(num_told, num_tokens))
-                    num_told = num_tokens
-            if reply.asked.include_usage:
-                yield _event(reply.last())
-            yield "data: [DONE]\n\n"
+            self._socket = socket.create_server(
+                (self.host, self.number), family=family, backlog=2048
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"port {self.number} of {self.host} cannot be used: "
+                f"{error.strerror}; give another"
+            ) from error
+        self.number = self._socket.getsockname()[1]
+
+    async def serve(self, application: Starlette) -> None:
+        """Serve until `end`; the port is free then."""
+        self.bind()
+        config = uvicorn.Config(
+            application,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_PATIENCE_S,
+            ws="none",
+        )
+        listening, self._socket = self._socket, None
+        assert listening is not None
+        self._server = _Uvicorn(config)
+        try:
+            await self._server.serve(sockets=[listening])
         finally:
-            if not stream.is_done:
-                self.engine.abort(stream)
+            listening.close()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End `serve`: when open answers are complete, or at once."""
+        if self._server is not None:
+            self._server.should_exit = True
+            if at_once:
+                self._server.break_off()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
-class _Reply:
-    """What a client reads of one request, in whole or in parts."""
-
-    def __init__(
-        self, asked: Asked, stream: Stream, model: str, *, is_chat: bool
-    ) -> None:
-        self.asked = asked
-        self.stream = stream
-        self._is_chat = is_chat
-        kind = "chatcmpl" if is_chat else "cmpl"
-        self._head = {
-            "id": f"{kind}-{stream.request.request_id}",
-            "created": 0,
-            "model": model,
-        }
-
-    def whole(self) -> dict[str, Any]:
-        text = self._text(0, self.stream.request.num_output_tokens)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": self._reason()}
-        if self._is_chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return self._head | {
-            "object": kind,
-            "choices": [choice],
-            "usage": self._usage(),
-        }
-
-    def part(self, first: int, end: int) -> dict[str, Any]:
-        """Return the tokens from `first` on, before `end`."""
-        text = self._text(first, end)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": self._reason()}
-        if self._is_chat:
-            choice["delta"] = {"content": text} | (
-                {} if first else {"role": "assistant"}
-            )
-        else:
-            choice["text"] = text
-        return self._chunk([choice])
-
-    def last(self) -> dict[str, Any]:
-        """Return what tells nothing but the usage."""
-        return self._chunk([]) | {"usage": self._usage()}
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return self._head | {"object": kind, "choices": choices}
-
-    def _text(self, first: int, end: int) -> str:
-        text = filler(first, end)
-        most = self.asked.most_characters
-        return text if most is None else text[: max(0, most - len(filler(0, first)))]
-
-    def _reason(self) -> str | None:
-        request = self.stream.request
-        if not self.stream.is_done or request.num_output_tokens > self.stream.num_told:
-            return None
-        if self.asked.ends_by_itself and (
-            request.num_output_tokens == self.asked.num_output_tokens
-        ):
-            return "stop"
-        return "length"
-
-    def _usage(self) -> dict[str, Any]:
-        request = self.stream.request
-        return {
-            "prompt_tokens": request.num_prompt_tokens,
-            "completion_tokens": request.num_output_tokens,
-            "total_tokens": request.num_tokens,
-        }
-
-
-async def _until_done(stream: Stream) -> None:
-    while not stream.is_done:
-        await stream.tokens()
-    await stream.tokens()
-
-
-async def _body(request: Request) -> bytes:
-    found = bytearray()
-    async for part in request.stream():
-        found += part
-        if len(found) > MOST_BODY_BYTES:
-            raise BadRequestError(
-                f"a body has at most {MOST_BODY_BYTES} bytes; send a shorter prompt"
-            )
-    return bytes(found)
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
-
-
-def _error(message: str, status: int) -> JSONResponse:
-    kind = {401: "Unauthorized", 404: "NotFoundError"}.get(status, "BadRequestError")
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return JSONResponse({"error": error}, status)
-
-
-class Served:
-    """A bound server of one engine.
+class ServedEngine:
+    """One engine on a port; when it dies, another one may take its place.
 
     Parameters
     ----------
-    engine
-        What it serves.
-    model
-        Name of the model.
+    config
+        The engine, without a fleet.
     host, port
         Where it listens; port 0 for any that is free.
+    tokens
+        How text becomes tokens.
+    speed
+        Simulated seconds in a real one.
     api_key
         What clients must send; None for nothing.
+    directory
+        Folder for the results; None for none. A second life writes beside it.
+    overwrite
+        Whether results may be replaced.
+
+    Attributes
+    ----------
+    engine
+        The present one.
     """
 
     def __init__(
         self,
-        engine: LiveEngine,
-        model: str,
+        config: RunConfig,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        tokens: Tokens | None = None,
+        speed: float = 1.0,
         api_key: str | None = None,
+        directory: Path | None = None,
+        overwrite: bool = False,
     ) -> None:
-        if not 0 <= port <= 65_535:
-            raise ConfigError(f"--port takes 0 to 65535, got {port}")
-        try:
-            self._socket = socket.create_server((host, port), backlog=2048)
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} of {host} cannot be used: {error.strerror}; give another"
-            ) from error
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(
-            application(engine, model, api_key),
-            log_level="error",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            ws="none",
+        self.config = config
+        self.port = Port(host, port)
+        self.results: list[Results] = []
+        self.on_late: Callable[[float], object] | None = None
+        self._tokens = tokens or CharacterTokens()
+        self._speed = speed
+        self._api_key = api_key
+        self._directory = directory
+        self._overwrite = overwrite
+        self._started_s = monotonic()
+        self._num_lives = 0
+        self._has_died = False
+        self._returns = asyncio.Event()
+        self._stopped = False
+        self._begin_apart()
+
+    def _begin_apart(self) -> None:
+        # Claims on folders are kept in a context, and tasks have one of their own.
+        self._context = copy_context()
+        self._context.run(self._begin)
+
+    @property
+    def state(self) -> str:
+        if self._has_died:
+            return "dead"
+        return "halted" if self.engine.is_halted else "up"
+
+    def _begin(self) -> None:
+        """Make an engine with an empty cache, and a folder for what it does."""
+        self._num_lives += 1
+        self._stack = ExitStack()
+        folder = None
+        if self._directory is not None:
+            self._final = self._directory
+            if self._num_lives > 1:
+                name = f"{self._directory.name}-{self._num_lives}"
+                self._final = self._directory.with_name(name)
+            folder = self._stack.enter_context(
+                output_directory(self._final, overwrite=self._overwrite)
+            )
+        self.engine = LiveEngine(
+            self.config,
+            speed=self._speed,
+            started_s=self._started_s if self._num_lives > 1 else None,
+            arrivals=None if folder is None else folder / ARRIVALS,
         )
-        self._server = uvicorn.Server(config)
+        self._started_s = self.engine.started_s
+        self._folder = folder
+        if folder is not None:
+            recorder = self.engine.run.recorder
+            steps = StepsFile(folder / "steps.parquet", recorder.step_kinds)
+            recorder.sink = self._stack.enter_context(steps)
+        self.api = Api(
+            self.engine, self._tokens, metrics_of(self.engine), self._api_key
+        )
+
+    async def live(self) -> None:
+        """Serve until `stop`, through all its lives.
+
+        Raises
+        ------
+        Exception
+            What ended an engine that nobody told to.
+        """
+        while True:
+            if self.on_late is not None:
+                self.engine.on_late = self.on_late
+            driver = asyncio.create_task(self.engine.drive())
+            driver.add_done_callback(self._driven)
+            try:
+                await self.port.serve(self.api.application())
+            finally:
+                driver.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await driver
+                self._context.run(self._end)
+            if self._stopped or not self._has_died:
+                return
+            await self._returns.wait()
+            if self._stopped:
+                return
+            self._has_died = False
+            self._begin_apart()
+
+    def _driven(self, driver: asyncio.Task[None]) -> None:
+        if not driver.cancelled() and driver.exception() is not None:
+            self.port.end()
+
+    def _end(self) -> None:
+        with self._stack:
+            self.api.goes_on.set()
+            self.engine.go_on()
+            reason = ENGINE_DIED if self._has_died else "the server ended"
+            results = self.engine.finish(reason)
+            if self._folder is not None:
+                again = replayed(self.config, self._final / ARRIVALS)
+                results = replace(results, config=again)
+                results.write(self._folder)
+            self.results.append(results)
+
+    def stop(self) -> None:
+        """End, when open answers are complete or have had their time."""
+        self._stopped = True
+        self.api.goes_on.set()
+        self.engine.go_on()
+        self._returns.set()
+        self.port.end()
+
+    # -- faults to order ------------------------------------------------------
+
+    def slow(self, factor: float) -> None:
+        """Let steps take so many times as long."""
+        self.engine.slow(factor)
+
+    def halt(self) -> None:
+        """Stop answering anything, and stand still."""
+        if self.state == "up":
+            self.api.goes_on.clear()
+            self.engine.halt()
+
+    def go_on(self) -> None:
+        """Go on after `halt`."""
+        self.engine.go_on()
+        self.api.goes_on.set()
+
+    def die(self) -> None:
+        """Break all connections off and refuse new ones."""
+        if self.state != "dead":
+            self._has_died = True
+            self._returns.clear()
+            self.port.end(at_once=True)
+
+    def come_back(self) -> None:
+        """Begin again after `die`, with an empty cache."""
+        if self._has_died:
+            self._returns.set()
+
+    def close(self) -> None:
+        """Let go of a port that was never served."""
+        self.port.close()
+        self._context.run(self._stack.close)
+
+
+ARRIVALS: Final = "arrivals.jsonl"
+"""What came, as a trace; the configuration beside it simulates it again."""
+
+
+def replayed(config: RunConfig, arrivals: Path) -> RunConfig:
+    """Return the configuration of the same engine, offline, for recorded arrivals."""
+    trace = {"kind": "kvsim", "path": str(arrivals.resolve())}
+    workload = type(config.workload).model_validate({"trace": trace})
+    return config.model_copy(update={"workload": workload})
+
+
+class Served:
+    """Engines that are served together.
+
+    Parameters
+    ----------
+    engines
+        Each on its port.
+    admin
+        Where faults are ordered; None for nowhere.
+    """
+
+    def __init__(
+        self, engines: Sequence[ServedEngine], admin: Port | None = None
+    ) -> None:
+        self.engines = engines
+        self.admin = admin
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._began = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Address of the first."""
+        return self.engines[0].port.url
 
     def serve(self) -> None:
         """Serve until a Ctrl-C, or until `stop`."""
-        with closing(self._socket), suppress(KeyboardInterrupt):
-            self._server.run(sockets=[self._socket])
+        try:
+            asyncio.run(self._serve())
+        finally:
+            for engine in self.engines:
+                engine.close()
+
+    async def _serve(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop)
+        lives = [asyncio.create_task(each.live()) for each in self.engines]
+        admin = None
+        if self.admin is not None:
+            application = admin_application(self.engines)
+            admin = asyncio.create_task(self.admin.serve(application))
+        self._began.set()
+        try:
+            done, _ = await asyncio.wait(lives, return_when=asyncio.FIRST_EXCEPTION)
+            self._stop()
+            await asyncio.gather(*lives, return_exceptions=True)
+        finally:
+            if self.admin is not None and admin is not None:
+                self.admin.end(at_once=True)
+                await admin
+        for life in done:
+            life.result()
 
     def stop(self) -> None:
-        """Ask the server to end."""
-        self._server.should_exit = True
+        """Ask all to end, from any thread."""
+        self._began.wait(10)
+        if self._loop is not None and not self._loop.is_closed():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        for engine in self.engines:
+            engine.stop()

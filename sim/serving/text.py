@@ -1,53 +1,130 @@
-"""Real text as token counts and identities: a stated number of characters a token."""
+"""Real text as numbers of tokens and as identities of blocks; text of answers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from workloads.spec import Segment
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of English text, as a rule of thumb."""
+"""Of English text, as a rule of thumb; and of an answer's tokens."""
+
+FIRST_ANSWER: Final = 1 << 62
+"""Segment of the first answer; those of prompts are below."""
 
 
-class PromptIds:
-    """Segments of prompts, equal where the text is equal up to their end.
-
-    A prompt is cut into pieces of a block; a piece is named by its text. Full blocks of
-    equal prefixes are therefore found in the cache by content.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engine sees it.
 
     Parameters
     ----------
-    block_size
-        Tokens of a KV block.
+    num_tokens
+        Its length.
+    segments
+        Its identity: equal where the text is equal, block by block.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._num_characters = block_size * CHARACTERS_PER_TOKEN
-        self._ids: dict[str, int] = {}
-        self._next_id = 0
+    num_tokens: int
+    segments: tuple[Segment, ...]
 
-    def new_id(self) -> int:
-        """Return an id that no text has: of an answer."""
-        self._next_id += 1
-        return self._next_id - 1
 
-    def segments(self, text: str) -> tuple[Segment, ...]:
-        """Return the segments of a prompt, of at least one token."""
-        size = self._num_characters
-        found = []
+class Tokens(Protocol):
+    """How text becomes tokens."""
+
+    def count(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least."""
+        ...
+
+    def prompt(self, text: str, block_size: int) -> Prompt:
+        """Return a prompt of at least one token."""
+        ...
+
+
+class CharacterTokens:
+    """Every four characters are a token, the rest another one."""
+
+    def count(self, text: str) -> int:
+        return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
+
+    def prompt(self, text: str, block_size: int) -> Prompt:
+        size = block_size * CHARACTERS_PER_TOKEN
+        num_tokens = self.count(text)
+        segments = []
         for start in range(0, max(len(text), 1), size):
             piece = text[start : start + size]
-            segment_id = self._ids.get(piece)
-            if segment_id is None:
-                segment_id = self._ids[piece] = self.new_id()
-            num_tokens = -(-len(piece) // CHARACTERS_PER_TOKEN)
-            found.append((segment_id, max(num_tokens, 1)))
-        return tuple(found)
+            name = _named(piece.encode("utf-8", "surrogatepass"), b"text")
+            segments.append((name, self.count(piece)))
+        return Prompt(num_tokens, tuple(segments))
+
+
+class FileTokens:
+    """Tokens of a ``tokenizer.json``.
+
+    Parameters
+    ----------
+    path
+        The file, or the folder that it lies in.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or the package for it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer  # noqa: PLC0415 - only for such a file
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "--tokenizer needs tokenizers; pip install 'kvsim[serve]'"
+            ) from error
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise ConfigError(
+                f"--tokenizer '{file}' cannot be read: {error}; give a tokenizer.json"
+            ) from error
+
+    def count(self, text: str) -> int:
+        return 1  # known only when it is cut
+
+    def ids(self, text: str) -> tuple[list[int], list[str]]:
+        """Return the ids and the texts of its tokens."""
+        found = self._tokenizer.encode(text)
+        return found.ids, found.tokens
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def prompt(self, text: str, block_size: int) -> Prompt:
+        return prompt_of_ids(self.ids(text)[0] or [0], block_size)
+
+
+def prompt_of_ids(ids: Sequence[int], block_size: int) -> Prompt:
+    """Return the prompt of tokens that are given by their ids."""
+    segments = []
+    for start in range(0, len(ids), block_size):
+        piece = array("q", ids[start : start + block_size])
+        segments.append((_named(piece.tobytes(), b"ids"), len(piece)))
+    return Prompt(len(ids), tuple(segments))
+
+
+def _named(content: bytes, kind: bytes) -> int:
+    """Return the segment of a block's content; nothing is kept of what was named."""
+    digest = blake2b(content, digest_size=8, person=kind).digest()
+    return int.from_bytes(digest, "big") >> 2
 
 
 def filler(first: int, end: int) -> str:
@@ -60,6 +137,8 @@ def stopped_at(num_tokens: int, stop: Sequence[str]) -> tuple[int, int] | None:
 
     The string itself is not part of the answer's text. None if none occurs.
     """
+    if not stop:
+        return None
     text = filler(0, num_tokens)
     found = [(text.find(each) + len(each), text.find(each)) for each in stop]
     ends = [pair for pair in found if pair[1] >= 0]

@@ -258,10 +258,11 @@ class KvsimTraceWriter:
                     f"request_id must be the position, {index}; got "
                     f"{request.request_id}; renumber the requests"
                 )
-            yield _line(index, request)
+            yield request_line(index, request)
 
 
-def _line(index: int, request: RequestSpec) -> str:
+def request_line(index: int, request: RequestSpec) -> str:
+    """Return the line of a request, which is number `index` below the header."""
     segments = request.prompt
     is_own = len(segments) == 1 and segments[0][0] == 2 * index
     entry: dict[str, Any] = {

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-_TTFT_S: Final = (
+TTFT_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
     *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-_TOKEN_S: Final = (
+TOKEN_S: Final = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
     *(7.5, 10.0, 20.0, 40.0, 80.0),
 )
-_REQUEST_S: Final = (
+REQUEST_S: Final = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
     *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
@@ -57,21 +57,21 @@ _COUNTERS: Final = {
 """Name after ``vllm:``; key of ``summary.json`` and help."""
 
 _HISTOGRAMS: Final[dict[str, tuple[Callable[[Columns], Floats], Sequence[float]]]] = {
-    "time_to_first_token_seconds": (lambda r: r["ttft_s"], _TTFT_S),
-    "request_time_per_output_token_seconds": (lambda r: r["tpot_s"], _TOKEN_S),
-    "e2e_request_latency_seconds": (lambda r: r["e2el_s"], _REQUEST_S),
-    "request_queue_time_seconds": (lambda r: r["queue_s"], _REQUEST_S),
+    "time_to_first_token_seconds": (lambda r: r["ttft_s"], TTFT_S),
+    "request_time_per_output_token_seconds": (lambda r: r["tpot_s"], TOKEN_S),
+    "e2e_request_latency_seconds": (lambda r: r["e2el_s"], REQUEST_S),
+    "request_queue_time_seconds": (lambda r: r["queue_s"], REQUEST_S),
     "request_inference_time_seconds": (
         lambda r: r["finish_s"] - r["first_scheduled_s"],
-        _REQUEST_S,
+        REQUEST_S,
     ),
     "request_prefill_time_seconds": (
         lambda r: r["first_token_s"] - r["first_scheduled_s"],
-        _REQUEST_S,
+        REQUEST_S,
     ),
     "request_decode_time_seconds": (
         lambda r: r["finish_s"] - r["first_token_s"],
-        _REQUEST_S,
+        REQUEST_S,
     ),
 }
 _REASONS: Final = {
@@ -129,7 +129,7 @@ class _Collector(Collector):
             yield self._histogram(f"request_{name}_tokens", bounds, [done[column]])
         if self._folder.recorded("itl.parquet") is not None:
             gaps = (gaps_s for _, gaps_s in self._folder.token_gaps())
-            yield self._histogram("inter_token_latency_seconds", _TOKEN_S, gaps)
+            yield self._histogram("inter_token_latency_seconds", TOKEN_S, gaps)
 
     @property
     def _names(self) -> list[str]:

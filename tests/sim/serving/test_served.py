@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from sim.config.tables import load_config
+from sim.results.run import Results
 from sim.serving.live import LiveEngine
-from sim.serving.server import Served
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
+from tests.sim.serving.client import MODEL, SETTINGS, Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-MODEL = "Qwen/Qwen3-32B"
-SETTINGS = ["engine.enable_prefix_caching=true", "workload.preset.duration_s=60"]
+    from pathlib import Path
 
 
-class Client:
-    def __init__(self, engine: LiveEngine, api_key: str | None = None) -> None:
-        self.engine = engine
-        self.served = Served(engine, MODEL, api_key=api_key)
-        self.address = urlsplit(self.served.url).netloc
-        self.thread = threading.Thread(target=self.served.serve)
-        self.thread.start()
-
-    def ask(self, path: str, body: object = None, key: str = "") -> tuple[int, bytes]:
-        connection = HTTPConnection(self.address, timeout=30)
-        payload = body if isinstance(body, bytes) else json.dumps(body)
-        headers = {"Authorization": f"Bearer {key}"}
-        if body is None:
-            connection.request("GET", path, headers=headers)
-        else:
-            connection.request("POST", path, payload, headers)
-        with closing(connection), connection.getresponse() as response:
-            return response.status, response.read()
-
-    def end(self) -> None:
-        self.served.stop()
-        self.thread.join(30)
-
-
-def live() -> LiveEngine:
-    return LiveEngine(load_config(ROOT / "examples/demo.yaml", SETTINGS), speed=20)
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    client = Client(live())
+    client = Client()
     yield client
     client.end()
+    client.engine.run.check()
+
+
+def chunks_of(text: bytes) -> list[dict[str, Any]]:
+    *events, done, rest = text.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in events]
 
 
 def test_answers_whole_and_streamed_have_the_length_that_is_asked(
@@ -65,90 +43,228 @@ def test_answers_whole_and_streamed_have_the_length_that_is_asked(
     assert client.ask("/health") == (200, b"")
     models = json.loads(client.ask("/v1/models")[1])
     assert [each["id"] for each in models["data"]] == [MODEL]
-    body: dict[str, Any] = {"prompt": "x" * 400, "max_tokens": 8, "ignore_eos": True}
-    status, text = client.ask("/v1/completions", body)
-    whole = json.loads(text)
-    assert status == 200
+    assert json.loads(client.ask("/version")[1]) == {"version": "0.33"}
+    whole = client.completion(prompt="x" * 400, max_tokens=8, ignore_eos=True)
     assert whole["usage"] == {
         "prompt_tokens": 100,
         "completion_tokens": 8,
         "total_tokens": 108,
     }
     assert whole["choices"][0]["finish_reason"] == "length"
-    chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-    chat |= {"max_tokens": 8, "ignore_eos": True}
+    assert abs(whole["created"] - time.time()) < 60
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+    chat |= {"max_tokens": 8, "ignore_eos": True, "stream": True}
     chat |= {"stream_options": {"include_usage": True}}
-    lines = client.ask("/v1/chat/completions", chat)[1].decode().split("\n\n")
-    *events, done, rest = lines
-    assert (done, rest) == ("data: [DONE]", "")
-    chunks = [json.loads(line.removeprefix("data: ")) for line in events]
+    chunks = chunks_of(client.ask("/v1/chat/completions", chat)[1])
     said = "".join(c["choices"][0]["delta"]["content"] for c in chunks[:-1])
     assert said == whole["choices"][0]["text"]
-    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + ["length"]
     assert chunks[-1]["usage"]["completion_tokens"] == 8
 
 
+def test_samples_of_texts_and_of_token_ids_are_choices_in_order(
+    client: Client,
+) -> None:
+    body: dict[str, Any] = {"prompt": [[1, 2, 3], [4] * 50], "n": 2, "logprobs": 1}
+    body |= {"max_tokens": 3, "ignore_eos": True}
+    whole = client.completion(**body)
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert whole["usage"]["prompt_tokens"] == 53
+    assert whole["usage"]["completion_tokens"] == 12
+    logprobs = whole["choices"][3]["logprobs"]
+    assert "".join(logprobs["tokens"]) == whole["choices"][3]["text"]
+    assert logprobs["text_offset"] == [0, 4, 8]
+    chunks = chunks_of(client.ask("/v1/completions", body | {"stream": True})[1])
+    texts = dict.fromkeys(range(4), "")
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert list(texts.values()) == [each["text"] for each in whole["choices"]]
+
+
 def test_a_stop_string_ends_the_answer_before_it(client: Client) -> None:
-    body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stop": "004"}
-    found = json.loads(client.ask("/v1/completions", body)[1])
+    found = client.completion(prompt="a", max_tokens=50, ignore_eos=True, stop="004")
     assert found["choices"][0]["text"] == "000 001 002 003 "
     assert found["choices"][0]["finish_reason"] == "stop"
     assert found["usage"]["completion_tokens"] == 5
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"[]", {"prompt": 3}, {"prompt": "a", "max_tokens": 0}]
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        {"prompt": 3},
+        {"prompt": []},
+        {"prompt": [["a"]]},
+        {"prompt": "a", "max_tokens": 0},
+        {"prompt": "a", "n": 0},
+        {"prompt": "a", "stream": 1},
+        {"prompt": "a", "model": 3},
+        {"prompt": "a" * 1_000_000},
+        {"prompt": [1] * 50_000, "max_tokens": 5},
+        {"prompt": "a", "max_tokens": 10**7},
+        {"prompt": "a", "echo": True},
+    ],
 )
 def test_a_bad_body_is_refused_in_one_line(client: Client, body: object) -> None:
+    num_taken = len(client.engine.run.taken)
     status, text = client.ask("/v1/completions", body)
     assert status == 400
-    assert json.loads(text)["error"]["type"] == "BadRequestError"
+    error = json.loads(text)["error"]
+    assert error["type"] == "BadRequestError"
+    assert "\n" not in error["message"]
+    assert len(client.engine.run.taken) == num_taken
 
 
-def test_a_client_that_vanishes_leaves_no_blocks(client: Client) -> None:
+def test_a_client_that_vanishes_leaves_no_blocks() -> None:
+    client = Client()
     connection = HTTPConnection(client.address, timeout=30)
     body = {"prompt": "x" * 4000, "max_tokens": 20_000, "ignore_eos": True}
     connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}))
     with closing(connection), connection.getresponse() as response:
         response.read(100)
-    client.ask("/v1/completions", {"prompt": "b", "max_tokens": 200})
+    client.completion(prompt="b", max_tokens=200)
     client.end()
-    results = client.engine.finish()
+    (results,) = client.served_engine.results
     client.engine.run.check()
     assert client.engine.run.recorder.num_left == 1
     assert results.summary["num_requests"] == 2
 
 
+def test_a_session_without_requests_ends_with_empty_results() -> None:
+    client = Client()
+    client.end()
+    (results,) = client.served_engine.results
+    assert results.summary["num_requests"] == 0
+
+
 def test_a_key_is_asked_for() -> None:
-    client = Client(live(), api_key="secret")
+    client = Client(api_key="secret")
     try:
         assert client.ask("/v1/models")[0] == 401
         assert client.ask("/v1/models", key="secret")[0] == 200
+        assert client.ask("/health")[0] == 200
     finally:
         client.end()
 
 
-def test_served_and_simulated_offline_are_the_same_run(client: Client) -> None:
+def test_a_fault_of_the_engine_is_told_to_who_waits_and_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client()
+    engine = client.engine.run.engine
+
+    def broken(now_s: float) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(engine.scheduler, "schedule", broken)
+    monkeypatch.setattr(engine.scheduler, "form", broken, raising=False)
+    status, text = client.ask("/v1/completions", {"prompt": "a", "max_tokens": 3})
+    assert status == 500
+    assert "broken on purpose" in json.loads(text)["error"]["message"]
+    client.thread.join(30)
+    assert not client.thread.is_alive()
+    assert "broken on purpose" in str(client.fault)
+
+
+def ask_together(client: Client, num: int, **more: Any) -> None:
     prefix = "a long system prompt " * 100
+    body = {"max_tokens": 30, "ignore_eos": True} | more
     threads = [
         threading.Thread(
             target=client.ask,
-            args=(
-                "/v1/completions",
-                {"prompt": f"{prefix}{i}", "max_tokens": 30, "ignore_eos": True},
-            ),
+            args=("/v1/completions", {"prompt": f"{prefix}{i}"} | body),
         )
-        for i in range(12)
+        for i in range(num)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["engine.async_scheduling=false"],
+        ["engine.scheduler=sglang"],
+        ["engine.scheduler=v0", "engine.enable_prefix_caching=true"],
+        ["engine.scheduler=hf_fifo", "engine.enable_prefix_caching=null"],
+        ["engine.data_parallel_size=2"],
+        ["engine.kv_offloading_size=8"],
+        ["engine.model=openai/gpt-oss-20b"],
+    ],
+    ids=lambda settings: " ".join(settings).replace("engine.", "") or "v1",
+)
+def test_what_was_recorded_runs_again_offline_and_is_the_same(
+    settings: list[str], tmp_path: Path
+) -> None:
+    client = Client(*settings, directory=tmp_path / "out")
+    ask_together(client, 6, n=1)
     client.end()
-    served = client.engine.finish()
-    config = load_config(ROOT / "examples/demo.yaml", SETTINGS)
-    offline = Simulation(config, specs=client.engine.run.taken).run()
-    ours = served.recording.request_table.frame()
+    assert client.fault is None
+    client.engine.run.check()
+    config = load_config(tmp_path / "out" / "config.yaml", [])
+    offline = Simulation(config).run()
+    served = Results.load(tmp_path / "out")
     theirs = offline.recording.request_table.frame()
-    assert ours.equals(theirs)
-    assert ours["num_cached_tokens"].max() > 400
+    columns = [name for name in theirs.columns if name != "slo_class"]
+    assert served.requests[columns].equals(theirs[columns])
+    assert served.summary["completed"] == 6
+    preemptions = offline.recording.preemptions
+    assert len(served.preemptions) == len(preemptions)
+    num_hits = served.requests["num_cached_tokens"].sum()
+    assert num_hits == theirs["num_cached_tokens"].sum()
+
+
+def test_an_overloaded_engine_says_that_it_cannot_keep_up() -> None:
+    now = [0.0]
+    config = load_config(ROOT / "examples/demo.yaml", SETTINGS)
+    engine = LiveEngine(config, now=lambda: now[0])
+    said: list[float] = []
+    engine.on_late = said.append
+    engine.run.env.timeout(1.0)
+    now[0] = 1.05
+    engine.advance()
+    assert said == []
+    engine.run.env.timeout(1.0)
+    now[0] = 4.05
+    engine.advance()
+    assert said == [pytest.approx(2.0)]
+    results = engine.finish()
+    assert any("could not keep up" in line for line in results.summary["warnings"])
+
+
+def test_faults_come_to_order(tmp_path: Path) -> None:
+    client = Client(directory=tmp_path / "out", admin=True)
+    body: dict[str, Any] = {"prompt": "a" * 99, "max_tokens": 20, "ignore_eos": True}
+    client.completion(**body)
+    client.order("slow?factor=3")
+    client.completion(**body)
+    client.order("halt")
+    with closing(HTTPConnection(client.address, timeout=0.2)) as connection:
+        connection.request("GET", "/health")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+    client.order("go_on")
+    assert client.ask("/health")[0] == 200
+    client.order("die")
+    deadline = time.monotonic() + 10
+    while not client.refuses() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.served_engine.state == "dead"
+    client.order("come_back")
+    while client.refuses() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    client.completion(**body)
+    client.end()
+    first, second = (Results.load(tmp_path / name) for name in ("out", "out-2"))
+    tpot_s = first.requests["tpot_s"].to_list()
+    assert tpot_s[1] == pytest.approx(3 * tpot_s[0], rel=0.01)
+    assert len(second.requests) == 1

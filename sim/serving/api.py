@@ -1,0 +1,320 @@
+"""The HTTP API before one simulated engine: OpenAI's, with what vLLM and SGLang add."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sim.serving.asked import Asked, BadRequestError, asked_of, chat_text, fields_of
+from sim.serving.live import EngineDeadError
+from sim.serving.replies import Reply, error_of, event
+from sim.serving.text import FileTokens, prompt_of_ids
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from prometheus_client import CollectorRegistry
+    from starlette.requests import Request
+
+    from sim.serving.live import Answer, LiveEngine
+    from sim.serving.text import Prompt, Tokens
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
+
+MOST_BODY_BYTES: Final = 16 * 2**20
+_LARGE_BODY_BYTES: Final = 2**18
+_LOOK_EVERY_S: Final = 0.1
+
+
+class Api:
+    """Endpoints before one engine, which may be replaced.
+
+    Parameters
+    ----------
+    engine
+        What answers.
+    tokens
+        How text becomes tokens.
+    registry
+        Metrics of the engine.
+    api_key
+        What clients must send; None for nothing.
+    """
+
+    def __init__(
+        self,
+        engine: LiveEngine,
+        tokens: Tokens,
+        registry: CollectorRegistry,
+        api_key: str | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.registry = registry
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self._api_key = api_key
+        self._table = engine.config.engine
+        self.model = self._table.model
+
+    @property
+    def is_sglang(self) -> bool:
+        return self._table.scheduler_kind == "sglang"
+
+    def application(self) -> Starlette:
+        """Return the ASGI application."""
+        keyed = [
+            ("/v1/completions", self.completions, "POST"),
+            ("/v1/chat/completions", self.chat, "POST"),
+            ("/v1/models", self.models, "GET"),
+        ]
+        free = [
+            ("/health", self.health, "GET"),
+            ("/ping", self.health, "GET"),
+            ("/version", self.version, "GET"),
+            ("/metrics", self.metrics, "GET"),
+            ("/tokenize", self.tokenize, "POST"),
+            ("/detokenize", self.detokenize, "POST"),
+        ]
+        if self.is_sglang:
+            free += [
+                ("/health_generate", self.health, "GET"),
+                ("/get_server_info", self.server_info, "GET"),
+                ("/server_info", self.server_info, "GET"),
+                ("/get_model_info", self.model_info, "GET"),
+                ("/model_info", self.model_info, "GET"),
+            ]
+        return Starlette(
+            routes=[
+                *(
+                    Route(path, self._when_awake(self._keyed(end)), methods=[method])
+                    for path, end, method in keyed
+                ),
+                *(
+                    Route(path, self._when_awake(end), methods=[method])
+                    for path, end, method in free
+                ),
+            ]
+        )
+
+    def _keyed(self, endpoint: Endpoint) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            given = request.headers.get("authorization", "")
+            if self._api_key is not None and not secrets.compare_digest(
+                given.encode(), f"Bearer {self._api_key}".encode()
+            ):
+                return _error("Unauthorized", 401)
+            return await endpoint(request)
+
+        return answer
+
+    def _when_awake(self, endpoint: Endpoint) -> Endpoint:
+        """Wait while the engine stands still, as all of a hung server does."""
+
+        async def answer(request: Request) -> Response:
+            await self.goes_on.wait()
+            try:
+                return await endpoint(request)
+            except BadRequestError as error:
+                return _error(str(error), 400)
+            except EngineDeadError as error:
+                return _error(f"the engine has ended: {error}", 500)
+
+        return answer
+
+    # -- what tells of the server ---------------------------------------------
+
+    async def health(self, _: Request) -> Response:
+        return Response(status_code=200 if self.engine.fault is None else 503)
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": self._table.version})
+
+    async def metrics(self, _: Request) -> Response:
+        self.engine.advance()
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self, _: Request) -> Response:
+        card = {
+            "id": self.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sglang" if self.is_sglang else "vllm",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": self.engine.max_model_len,
+            "permission": [],
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def server_info(self, _: Request) -> Response:
+        capacity = self.engine.run.capacity
+        num_tokens = (capacity.num_gpu_blocks - 1) * capacity.block_size
+        parallel = self._table.tensor_parallel_size
+        return JSONResponse(
+            {
+                "model_path": self.model,
+                "served_model_name": self.model,
+                "tp_size": parallel,
+                "dp_size": self._table.data_parallel_size,
+                "max_total_num_tokens": num_tokens,
+                "context_length": self.engine.max_model_len,
+                "page_size": capacity.block_size,
+                "version": self._table.version,
+                "status": "ready",
+                "internal_states": [{"memory_usage": {"token_capacity": num_tokens}}],
+            }
+        )
+
+    async def model_info(self, _: Request) -> Response:
+        return JSONResponse(
+            {
+                "model_path": self.model,
+                "tokenizer_path": self.model,
+                "is_generation": True,
+                "max_model_len": self.engine.max_model_len,
+            }
+        )
+
+    # -- tokens ---------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        tokens = self._file_tokens()
+        fields = fields_of(await _body(request))
+        text = fields.get("prompt")
+        if "messages" in fields:
+            text = chat_text(fields)
+        if not isinstance(text, str):
+            raise BadRequestError("give a prompt, or messages")
+        ids, texts = await run_in_threadpool(tokens.ids, text)
+        told = {"count": len(ids), "max_model_len": self.engine.max_model_len}
+        more = {"token_strs": texts if fields.get("return_token_strs") else None}
+        return JSONResponse(told | {"tokens": ids} | more)
+
+    async def detokenize(self, request: Request) -> Response:
+        tokens = self._file_tokens()
+        ids = fields_of(await _body(request)).get("tokens")
+        if not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
+            raise BadRequestError("tokens must be a list of token ids")
+        return JSONResponse({"prompt": tokens.text(ids)})
+
+    def _file_tokens(self) -> FileTokens:
+        if isinstance(self.tokens, FileTokens):
+            return self.tokens
+        raise BadRequestError("there is no tokenizer; start with --tokenizer FILE")
+
+    # -- completions ----------------------------------------------------------
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=True)
+
+    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
+        body = await _body(request)
+        asked = asked_of(body, self.engine.usual_length, is_chat)
+        if asked.model not in (None, self.model):
+            return _error(f"The model `{asked.model}` does not exist.", 404)
+        if len(body) > _LARGE_BODY_BYTES:  # the engines go on meanwhile
+            prompts = await run_in_threadpool(self._prompts, asked)
+        else:
+            prompts = self._prompts(asked)
+        engine = self.engine
+        answer = engine.submit(prompts, asked)
+        if refusal := answer.refusal:
+            engine.abort(answer)
+            return _error(refusal, 400)
+        reply = Reply(asked, answer, self.model)
+        if asked.stream:
+            events = self._events(reply, engine)
+            return StreamingResponse(events, media_type="text/event-stream")
+        if not await _is_awaited(request, answer, engine):
+            return Response(status_code=499)
+        if refusal := answer.refusal:
+            return _error(refusal, 400)
+        return JSONResponse(reply.whole())
+
+    def _prompts(self, asked: Asked) -> list[Prompt]:
+        return [self._prompt(each, asked.limit) for each in asked.prompts]
+
+    def _prompt(self, given: str | list[int], limit: int | None) -> Prompt:
+        most, size = self.engine.max_model_len, self.engine.block_size
+        tokens = self.tokens
+        num = len(given) if isinstance(given, list) else tokens.count(given)
+        if num < most:
+            prompt = (
+                prompt_of_ids(given, size)
+                if isinstance(given, list)
+                else tokens.prompt(given, size)
+            )
+            num = prompt.num_tokens
+            if num < most and num + (limit or 1) <= most:
+                return prompt
+        asked = f"{limit} output tokens" if limit else "an answer"
+        raise BadRequestError(
+            f"This model's maximum context length is {most} tokens. However, you "
+            f"requested {asked} and your prompt contains {num} tokens; shorten either."
+        )
+
+    async def _events(self, reply: Reply, engine: LiveEngine) -> AsyncIterator[str]:
+        answer, has_begun = reply.answer, False
+        try:
+            while not (answer.is_done and has_begun):
+                news = await answer.news()
+                if not has_begun:
+                    for each in reply.beginning():
+                        yield each
+                    has_begun = True
+                for index, first, end in news:
+                    yield reply.part(index, first, end)
+            if refusal := answer.refusal:
+                yield event(error_of(refusal, 400))
+            for index, first, end in await answer.news():
+                yield reply.part(index, first, end)
+            if reply.asked.include_usage:
+                yield reply.usage()
+            yield "data: [DONE]\n\n"
+        except EngineDeadError as error:
+            yield event(error_of(f"the engine has ended: {error}", 500))
+            yield "data: [DONE]\n\n"
+        finally:
+            if not answer.is_done:
+                engine.abort(answer)
+
+
+async def _is_awaited(request: Request, answer: Answer, engine: LiveEngine) -> bool:
+    """Wait for the end of an answer; False if its client left before."""
+    waiting = asyncio.create_task(answer.end())
+    try:
+        while not (await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S))[0]:
+            if await request.is_disconnected():
+                engine.abort(answer)
+                return False
+        await waiting  # raises what it found
+    finally:
+        waiting.cancel()
+    return True
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > MOST_BODY_BYTES:
+            raise BadRequestError(
+                f"a body has at most {MOST_BODY_BYTES} bytes; send a shorter prompt"
+            )
+    return bytes(found)
+
+
+def _error(message: str, status: int) -> Response:
+    body: dict[str, Any] = error_of(message, status)
+    return JSONResponse(body, status)

@@ -1,0 +1,173 @@
+"""``/metrics`` of a served engine: what a step shows is counted as it happens."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sim.scheduler.request import RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from prometheus_client.metrics_core import Metric
+
+    from sim.costs.base import StepCost
+    from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.request import Request
+    from sim.serving.live import LiveEngine
+
+_Kind = TypeVar("_Kind", Counter, Gauge, Histogram)
+_SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+class Dialect(Protocol):
+    """Metrics under the names of an engine; `engine` is the data-parallel rank."""
+
+    def scheduled(self, engine: int, output: SchedulerOutput) -> None:
+        """Count what a scheduler call decided."""
+        ...
+
+    def first_token(self, engine: int, request: Request, now_s: float) -> None:
+        """Count the end of a prefill."""
+        ...
+
+    def tokens(self, engine: int, num_tokens: int, gaps_s: Sequence[float]) -> None:
+        """Count the tokens of a step, and how long after the last ones each came."""
+        ...
+
+    def ended(self, engine: int, request: Request, reason: str) -> None:
+        """Count a request that was served."""
+        ...
+
+    def state(self, live: LiveEngine) -> None:
+        """Set what is read when it is asked for."""
+        ...
+
+
+def metrics_of(live: LiveEngine) -> CollectorRegistry:
+    """Return the metrics of an engine, under the names of its kind."""
+    from sim.serving.sglang_metrics import SglangMetrics  # noqa: PLC0415
+    from sim.serving.vllm_metrics import VllmMetrics  # noqa: PLC0415
+
+    registry = _Registry()
+    is_sglang = live.config.engine.scheduler_kind == "sglang"
+    dialect: Dialect = (SglangMetrics if is_sglang else VllmMetrics)(registry, live)
+    registry.told = (dialect, live)
+    for index, engine in enumerate(live.run.engines):
+        engine.listeners.append(_Steps(index, dialect, live))
+    return registry
+
+
+class _Registry(CollectorRegistry):
+    """Metrics whose gauges are set just before they are read."""
+
+    told: tuple[Dialect, LiveEngine] | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        if self.told is not None:
+            dialect, live = self.told
+            dialect.state(live)
+        return super().collect()
+
+
+class _Steps:
+    """Tells a dialect what the steps of one engine gave; see `StepListener`."""
+
+    def __init__(self, index: int, dialect: Dialect, live: LiveEngine) -> None:
+        self._index = index
+        self._dialect = dialect
+        self._live = live
+        self._in_flight: deque[list[Request]] = deque()
+        self._seen: dict[Request, tuple[int, float]] = {}  # tokens, and when
+
+    def scheduled(
+        self,
+        step: int,
+        start_s: float,
+        cost: StepCost,
+        output: SchedulerOutput,
+        scheduler: Any,
+    ) -> None:
+        del step, start_s, cost, scheduler
+        self._in_flight.append(list(output.scheduled))
+        self._dialect.scheduled(self._index, output)
+
+    def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
+        del scheduler
+        seen, dialect, index = self._seen, self._dialect, self._index
+        batch = self._in_flight.popleft() if self._in_flight else []
+        num_tokens, gaps_s = 0, []
+        ending = set(finished)
+        for request in batch:
+            if request.status.is_finished and request not in ending:
+                continue  # it had ended while this step was in flight
+            now = request.num_output_tokens
+            before, last_s = seen.get(request, (0, end_s))
+            if now == before:
+                continue
+            num_tokens += now - before
+            if before == 0:
+                dialect.first_token(index, request, end_s)
+            else:
+                gaps_s.append(end_s - last_s)
+            seen[request] = (now, end_s)
+        dialect.tokens(index, num_tokens, gaps_s)
+        for request in finished:
+            seen.pop(request, None)
+            if request.status in _SERVED:
+                dialect.ended(index, request, self._reason(request))
+        if len(seen) > 2 * len(batch) + 64:  # of those whose clients have left
+            self._seen = {r: s for r, s in seen.items() if not r.status.is_finished}
+
+    def _reason(self, request: Request) -> str:
+        is_stopped = request.status is RequestStatus.FINISHED_STOPPED
+        ends_by_itself = self._live.ends_by_itself(request)
+        return "stop" if is_stopped and ends_by_itself else "length"
+
+
+class Named:
+    """Makes metrics whose names begin alike and whose first labels are the same.
+
+    Attributes
+    ----------
+    plain
+        Those without other labels.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, prefix: str, labels: Sequence[str]
+    ) -> None:
+        self._registry = registry
+        self._prefix = prefix
+        self._labels = labels
+        self.plain: list[Counter | Gauge | Histogram] = []
+
+    def gauge(self, name: str, text: str, *more: str) -> Gauge:
+        return self._made(Gauge, name, text, more)
+
+    def counter(self, name: str, text: str, *more: str) -> Counter:
+        return self._made(Counter, name, text, more)
+
+    def histogram(
+        self, name: str, text: str, bounds: Sequence[float], *more: str
+    ) -> Histogram:
+        return self._made(Histogram, name, text, more, buckets=bounds)
+
+    def _made(
+        self,
+        kind: Callable[..., _Kind],
+        name: str,
+        text: str,
+        more: Sequence[str],
+        **options: Any,
+    ) -> _Kind:
+        labels = (*self._labels, *more)
+        metric = kind(
+            self._prefix + name, text, labels, registry=self._registry, **options
+        )
+        if not more:
+            self.plain.append(metric)
+        return metric
