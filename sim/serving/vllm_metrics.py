@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 from sim.serving.metrics import Named
-from sim.views.exports.prometheus import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

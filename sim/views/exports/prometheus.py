@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 from sim.results.metrics import is_served
 
 if TYPE_CHECKING:
@@ -33,19 +34,6 @@ if TYPE_CHECKING:
     from sim.results.folder import Columns, RunFolder
 
     Floats = npt.NDArray[np.float64]
-
-TTFT_S: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
-    *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TOKEN_S: Final = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
-    *(7.5, 10.0, 20.0, 40.0, 80.0),
-)
-REQUEST_S: Final = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
-    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
 
 _COUNTERS: Final = {
     "num_preemptions": ("num_preemptions", "Preemptions of the engine."),
@@ -212,15 +200,3 @@ def histogram(
         counts[-1] += len(values)
         totals.append(float(values.sum()))
     return counts.tolist(), math.fsum(totals)
-
-
-def one_two_five(largest: int) -> list[float]:
-    """Return 1, 2, 5, 10, 20, ... up to `largest`: bounds of numbers of tokens."""
-    bounds: list[float] = []
-    scale = 1
-    while True:
-        for digit in (1, 2, 5):
-            if digit * scale > largest:
-                return bounds
-            bounds.append(float(digit * scale))
-        scale *= 10
