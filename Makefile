@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz fuzz-inputs mutants check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,6 +65,17 @@ N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.identity.fuzz $(N) --from $(FROM) $(WITH)
+
+# make fuzz-inputs INPUTS=20000: malformed files through every command; SEED=7 draws others.
+INPUTS ?= 2000
+SEED ?= 0
+fuzz-inputs: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.doors $(INPUTS) --seed $(SEED)
+
+# make mutants MUTANTS=400: faults in the core, and whether the tests that cover it notice.
+MUTANTS ?= 400
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 # make check: format, lint, types, layers.
 check: $(VENV)/.installed-dev

@@ -170,3 +170,19 @@ def test_a_users_own_evictor_decides_what_goes_first() -> None:
     run.add(8, 1)
     run.step()
     assert sorted(evictor.num_blocks for evictor in made) == [0, 2]  # CPU and GPU
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_sequences_that_run_count_against_max_num_seqs(width: int) -> None:
+    """Decodes and chunks take places before a prompt is admitted."""
+    run = steps(
+        enable_chunked_prefill=True, max_num_seqs=width + 1, max_num_batched_tokens=40
+    )
+    run.add(4, width=width)
+    run.step()
+    run.add(30)
+    run.add(4)
+    assert batch(run.step()) == [(1, 30, "p"), (0, width, "d")]
+    for _ in range(3):
+        assert {request_id for request_id, _, _ in batch(run.step())} == {0, 1}
+        assert queued(run.scheduler)[0] == [2]

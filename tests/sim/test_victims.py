@@ -416,6 +416,30 @@ def test_a_users_policy_is_held_to_its_contract(
     assert re.search(message, line)
 
 
+COUNTING = """
+class Mine:
+    def choose(self, running, needs):
+        for each in running:
+            assert each.num_output_tokens >= 0, each.num_output_tokens
+            assert each.num_tokens == each.num_prompt_tokens + each.num_output_tokens
+            if each.num_output_tokens and not each.num_preemptions:
+                assert each.num_computed_tokens == each.num_tokens - 1
+        return running[-1]
+"""
+
+
+@pytest.mark.parametrize("is_stepwise", [True, False])
+def test_a_policy_sees_tokens_as_they_were_generated(
+    *, is_stepwise: bool, tmp_path: Path
+) -> None:
+    """Also of decodes on the decode clock, which are not counted one by one."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    settings = pressed(preemption_victim=f"{tmp_path}/counting.py:Mine")
+    settings["engine"]["async_scheduling"] = False
+    simulation = Simulation(parse_config(settings), stepwise=is_stepwise)
+    assert simulation.run().summary["num_preemptions"] > 10
+
+
 def test_a_request_that_is_not_offered_is_refused() -> None:
     class Stale(Seen):
         first: RunningRequest | None = None
