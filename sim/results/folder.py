@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
@@ -41,6 +42,20 @@ TABLES: Final[Mapping[str, Iterable[str]]] = {
     "preemptions": schema.PREEMPTIONS,
 }
 """Tables of every run, and their columns."""
+
+_KINDS: Final[Mapping[str, type]] = {
+    "title": str,
+    "scheduling": str,
+    "cost": dict,
+    "capacity": dict,
+    "versions": dict,
+    "warnings": list,
+}
+_MEASURE: Final = re.compile(
+    r"(num_|mean_|median_|p\d+_|max_|peak_)\w+(?<!_interval)|duration|completed|\w+_ms"
+    r"|\w+_(throughput|rate|bytes|tokens|blocks|size)"
+)
+"""Names of numbers in a summary, which may be null."""
 
 _CODES: Final = pa.dictionary(pa.int32(), pa.string())
 """The type of texts in memory."""
@@ -84,6 +99,7 @@ class RunFolder:
             )
         path = directory / "summary.json"
         self.summary = _Summary(path, read_json(path))
+        _check_kinds(path, self.summary)
         for key in numbers:
             if not isinstance(self.summary[key], int | float):
                 raise lacks(path, "number", key)
@@ -222,6 +238,15 @@ class _Summary(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise lacks(self._path, "number", key)
+
+
+def _check_kinds(path: Path, summary: Mapping[str, Any]) -> None:
+    """Refuse a summary that holds a text, say, where a number is due."""
+    for key, value in summary.items():
+        wanted = _KINDS.get(key, (float, int) if _MEASURE.fullmatch(key) else None)
+        if wanted is not None and value is not None and not isinstance(value, wanted):
+            shown = repr(value)[:40]
+            raise damaged(path, ValueError(f"{key} cannot be {shown}"))
 
 
 def lacks(path: Path, what: str, name: str) -> ResultsError:

@@ -381,7 +381,11 @@ def token_curves(
     table: Mapping[str, Any], rest: RooflineCost
 ) -> tuple[Curve, Curve | None]:
     """Return seconds of products, and of collectives if there are, over tokens."""
-    tokens, beyond = table["tokens"], table["beyond"]
+    (tokens,), gemm_s, flags = read_table(
+        table, ("tokens",), "profile: tokens", "gemm_s"
+    )
+    _check([tokens], gemm_s, flags, "tokens")
+    beyond = flags.tolist()
     elements = linear_elements(rest.model, rest.tensor_parallel_size)
     bits = weight_bits_of(rest.model)
     peak = rest.gpu.bf16_flops_per_s
@@ -389,9 +393,15 @@ def token_curves(
         peak = (rest.gpu.fp8_flops_per_s or peak) * (2.0 if bits < 8 else 1.0)
     weights_s = elements * bits / 8 / rest.gpu.memory_bandwidth_bytes_per_s
     floors = [max(weights_s, 2.0 * elements * m / peak) / BOOST for m in tokens]
-    seconds = [max(s, f) for s, f in zip(table["gemm_s"], floors, strict=True)]
-    reduce_s = table.get("allreduce_s")
-    collectives = Curve(tokens, reduce_s, beyond) if reduce_s else None
+    seconds = [max(s, f) for s, f in zip(gemm_s.tolist(), floors, strict=True)]
+    collectives = None
+    if table.get("allreduce_s"):
+        where = "collectives of tokens"
+        _, reduce_s, _ = read_table(
+            table, ("tokens",), f"profile: {where}", "allreduce_s"
+        )
+        _check([tokens], reduce_s, flags, where)
+        collectives = Curve(tokens, reduce_s.tolist(), beyond)
     return Curve(tokens, seconds, beyond), collectives
 
 

@@ -1,0 +1,1 @@
+"""Malformed input through every door: each is read, or refused in one line."""
