@@ -412,12 +412,14 @@ def read_table(
     """Return the nodes along each axis, and seconds and flags at the nodes."""
     try:
         nodes = [[int(value) for value in table[axis]] for axis in axes]
-        if any(abs(value) > 2**53 for nodes_of in nodes for value in nodes_of):
-            raise ValueError("a node is no number of tokens")
         seconds = np.array(table[key], dtype=np.float64)
         beyond = np.array(table["beyond"], dtype=np.bool_)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{where} is no table ({error}); fit the profile again"
         ) from error
+    if any(abs(value) > 2**53 for axis in nodes for value in axis):
+        raise ConfigError(
+            f"{where} has a node beyond all shapes; fit the profile again"
+        )
     return nodes, seconds, beyond
