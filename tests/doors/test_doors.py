@@ -33,9 +33,9 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_slice_of_malformed_files_is_read_or_refused(tmp_path: Path) -> None:
-    outcomes, faults = fuzz(60, 5, tmp_path)
+    outcomes, faults = fuzz(50, 5, tmp_path, without="plot")
     assert not faults
-    assert sum(outcomes.values()) == 60
+    assert sum(outcomes.values()) == 50
 
 
 @pytest.mark.slow
