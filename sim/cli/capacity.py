@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from sim.cli import options
 from sim.cli.console import print_json
 
@@ -10,19 +12,20 @@ def capacity(
     *,
     model: str,
     gpu: str,
+    engine: Literal["vllm", "sglang"] = "vllm",
     tensor_parallel_size: options.TensorParallelSize = 1,
     pipeline_parallel_size: int = 1,
     data_parallel_size: int = 1,
     enable_expert_parallel: options.Flag = False,
-    gpu_memory_utilization: float = 0.9,
-    block_size: options.BlockSize = 16,
+    gpu_memory_utilization: float | None = None,
+    block_size: options.BlockSize | None = None,
     dtype: options.WeightDtype = "auto",
     quantization: str | None = None,
     kv_cache_dtype: options.KvCacheDtype = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    engine_version: str = "0.33",
+    engine_version: str | None = None,
     enforce_eager: options.Flag = False,
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
@@ -48,6 +51,8 @@ def capacity(
         Bundled name, or path to a config.json.
     gpu
         GPU name, such as h200_sxm.
+    engine
+        Whose rules and defaults hold; sglang means --engine-version 0.5.9.
     pipeline_parallel_size
         Stages; the parts are those of the stage with least room.
     data_parallel_size
@@ -55,7 +60,10 @@ def capacity(
     enable_expert_parallel
         GPUs of all ranks divide the experts one by one, rather than each of them.
     gpu_memory_utilization
-        Share of physical memory that the engine may use.
+        Share of physical memory that the engine may use (SGLang:
+        mem_fraction_static); default: 0.9, or SGLang's for this GPU.
+    block_size
+        Tokens a block, or a page; default: 16, or 1 of SGLang.
     quantization
         Quantisation scheme of the weights.
     max_model_len
@@ -65,7 +73,8 @@ def capacity(
     max_num_batched_tokens
         Token budget of a step; default: the release's for this GPU.
     engine_version
-        vLLM release, such as 0.11 or 0.19; or 5.17 for transformers.
+        vLLM release, such as 0.11 or 0.19; 5.17 for transformers; 0.5.9 for SGLang;
+        default: 0.33, or 0.5.9 of SGLang.
     enforce_eager
         Without CUDA graphs.
     num_gpu_blocks_override
@@ -99,26 +108,40 @@ def capacity(
     quiet
         Print the number of blocks only.
     """
+    from sim.config.sglang import read_arguments
+    from sim.errors import UserError
     from sim.hardware.capacity import estimate_capacity, format_capacity
+    from sim.hardware.capacity.sglang import is_sglang
     from sim.hardware.gpus import load_gpu
     from sim.hardware.models.bundled import load_model
 
+    chosen: dict[str, Any] = {
+        "gpu": gpu,
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "block_size": block_size,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "engine_version": engine_version,
+    }
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    if engine == "sglang" or is_sglang(engine_version or ""):
+        chosen = read_arguments({"block_size": 1, "engine_version": "0.5.9"} | chosen)
+        if not is_sglang(chosen["engine_version"]):
+            raise UserError(
+                f"--engine-version must be 0.5.9 or 0.5.10 with --engine sglang, got "
+                f"'{engine_version}'"
+            )
     estimate = estimate_capacity(
+        **chosen | {"gpu": load_gpu(gpu)},
         model=load_model(model),
-        gpu=load_gpu(gpu),
-        tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
         data_parallel_size=data_parallel_size,
         enable_expert_parallel=enable_expert_parallel,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        engine_version=engine_version,
         enforce_eager=enforce_eager,
         num_gpu_blocks_override=num_gpu_blocks_override,
         kv_cache_memory_bytes=kv_cache_memory_bytes,

@@ -7,25 +7,13 @@ from typing import Any, Final
 from sim.errors import ConfigError
 from sim.hardware.capacity.sglang import default_fraction, defaults_of, driver_mib
 from sim.hardware.gpus import load_gpu
+from sim.scheduler.sglang.names import (
+    MAX_TOTAL_TOKENS,
+    NAMES,
+    NEGATED,
+    SAME_SWITCHES,
+)
 
-NAMES: Final = {
-    "mem_fraction_static": "gpu_memory_utilization",
-    "page_size": "block_size",
-    "max_running_requests": "max_num_seqs",
-    "context_length": "max_model_len",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "tp_size": "tensor_parallel_size",
-}
-"""What SGLang calls keys that mean the same."""
-
-NEGATED: Final = {
-    "disable_radix_cache": "enable_prefix_caching",
-    "disable_overlap_schedule": "async_scheduling",
-    "disable_cuda_graph": "enforce_eager",
-}
-_SAME: Final = frozenset({"disable_cuda_graph"})
-"""Of `NEGATED`, those that are not turned round."""
-_POOL: Final = "max_total_tokens"
 _WHOLE: Final = -1
 
 
@@ -43,7 +31,7 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
         If a key is given in both names, or makes no sense.
     """
     found = dict(engine)
-    for name, common in (NAMES | NEGATED).items():
+    for name, common in (NAMES | NEGATED | SAME_SWITCHES).items():
         if name not in found:
             continue
         if found.get(common) is not None:
@@ -52,14 +40,14 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
                 f"leave one of them out"
             )
         value = found.pop(name)
-        if name in NEGATED and name not in _SAME and isinstance(value, bool):
+        if name in NEGATED and isinstance(value, bool):
             value = not value
         if name == "chunked_prefill_size" and isinstance(value, int) and value <= 0:
             found["enable_chunked_prefill"] = False
             continue
         if value is not None:
             found[common] = value
-    if _POOL in found:
+    if MAX_TOTAL_TOKENS in found:
         found["num_gpu_blocks_override"] = _pages(found)
     _fill_in(found)
     return found
@@ -67,7 +55,7 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
 
 def _pages(found: dict[str, Any]) -> int:
     """Return the pages of a pool that is given in tokens."""
-    num_tokens, size = found.pop(_POOL), found.get("block_size") or 1
+    num_tokens, size = found.pop(MAX_TOTAL_TOKENS), found.get("block_size") or 1
     if (
         isinstance(num_tokens, bool)
         or not isinstance(num_tokens, int)
@@ -75,8 +63,8 @@ def _pages(found: dict[str, Any]) -> int:
         or num_tokens < 2 * size
     ):
         raise ConfigError(
-            f"{_POOL}: must be a whole number of tokens, two pages of {size} "
-            f"at least, got {num_tokens!r}"
+            f"{MAX_TOTAL_TOKENS}: must be a whole number of tokens, two pages of "
+            f"{size} at least, got {num_tokens!r}"
         )
     return num_tokens // size
 
@@ -98,9 +86,3 @@ def _fill_in(found: dict[str, Any]) -> None:
         chunk: Any = found.get("max_num_batched_tokens") if chunks else _WHOLE
         if isinstance(chunk, int):
             found["gpu_memory_utilization"] = default_fraction(memory_mib, ranks, chunk)
-
-
-def option_of(key: str) -> str:
-    """Return what SGLang calls a key on its command line."""
-    names = {common: name for name, common in (NAMES | NEGATED).items()}
-    return names.get(key, key)

@@ -176,11 +176,23 @@ class Server:
         Engine keys beside the common ones that it has an option for.
     valued_switches
         Switches that are written ``--key=True``: there is no ``--no-key``.
+    names
+        Its own options, by the keys that mean the same.
+    off_switches
+        Options that turn a key off, by the key: there is none that turns it on.
+    eager
+        The option that leaves CUDA graphs out.
+    pool_in_tokens
+        The option that says how many tokens the pool has, where blocks are not said.
     """
 
     command: tuple[str, ...] = ("vllm", "serve")
     options: frozenset[str] = frozenset()
     valued_switches: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+    off_switches: Mapping[str, str] = field(default_factory=dict)
+    eager: str = "enforce_eager"
+    pool_in_tokens: str = ""
 
 
 _SWAP, _GRAPHS, _SERVER = SwapRule(), GraphRule(), Server()

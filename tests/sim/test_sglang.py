@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
 from sim.hardware.capacity import estimate_capacity
@@ -16,6 +17,7 @@ from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.conformance import driver_of, first_difference
 from sim.studies.conformance.workload import DecisionWorkload
+from sim.studies.planning.configurations import serve_command
 from tests.sim.test_config import minimal
 
 
@@ -205,6 +207,47 @@ def test_its_own_names_are_the_common_ones() -> None:
 def test_mistakes_are_answered_in_a_line(engine: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         Simulation(parse_config(data_of(**engine)))
+
+
+def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["capacity", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100_sxm"]
+    assert kvsim([*words, "--engine", "sglang"]) == 0
+    told = capsys.readouterr().out
+    # 81,559 MiB less 1.2 GiB, of which 16.5 % stay free, less the weights
+    assert "max_total_num_tokens: 413,817, max_running_requests: 2,048" in told
+    assert "0.165 of the rest (1 - mem_fraction_static)" in told
+    assert "num_cpu_blocks" not in told
+    assert kvsim([*words, "--engine-version", "0.5.10", "--quiet"]) == 0
+    assert capsys.readouterr().out == "413817\n"
+    assert kvsim([*words, "--engine", "sglang", "--engine-version", "0.33"]) == 2
+    assert "must be 0.5.9 or 0.5.10 with --engine sglang" in capsys.readouterr().err
+
+
+def test_the_command_that_serves_it_has_its_own_options() -> None:
+    def command(**engine: Any) -> str:
+        run = Simulation(parse_config(data_of(**engine)))
+        return serve_command(run.config.engine, run.capacity)
+
+    begin = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B"
+    limits = "--context-length 639 --max-running-requests 320"
+    assert command() == (
+        f"{begin} --tp-size 1 --page-size 16 --mem-fraction-static 0.907 "
+        f"--max-total-tokens 640 {limits} --chunked-prefill-size 8192"
+    )
+    assert command(
+        page_size=1,
+        disable_overlap_schedule=True,
+        disable_radix_cache=True,
+        enable_mixed_chunk=True,
+        disable_cuda_graph=True,
+        chunked_prefill_size=64,
+    ) == (
+        f"{begin} --tp-size 1 --mem-fraction-static 0.929 --max-total-tokens 640 "
+        f"{limits} --chunked-prefill-size 64 --enable-mixed-chunk "
+        f"--disable-overlap-schedule --disable-radix-cache --disable-cuda-graph"
+    )
+    whole = command(chunked_prefill_size=-1, schedule_policy="lpm")
+    assert whole.endswith("--chunked-prefill-size -1 --schedule-policy lpm")
 
 
 def test_other_generations_do_not_know_its_keys() -> None:

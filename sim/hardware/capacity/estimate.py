@@ -430,7 +430,11 @@ def _estimate_sglang(
     estimate = _assembled(arguments, memory.parts, engine_version)
     num_seqs = with_requests(arguments, estimate.kv_cache_tokens).max_num_seqs
     estimate = replace(
-        estimate, constants_source=SGLANG_CONSTANTS_SOURCE, max_num_seqs=num_seqs
+        estimate,
+        constants_source=SGLANG_CONSTANTS_SOURCE,
+        max_num_seqs=num_seqs,
+        total_bytes=memory.total_bytes,
+        num_cpu_blocks=0,
     )
     if estimate.pool_source != "profile":
         return estimate

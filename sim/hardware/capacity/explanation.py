@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.hardware.capacity.sglang import is_sglang
 from sim.hardware.gpus import GIB
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
 
     An override is no part of the sum, and follows it.
     """
+    if is_sglang(estimate.engine_version):
+        return _in_gib(_sglang_rows(estimate) + _pool_rows(estimate))
     share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}"
     graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
     parts = [
@@ -34,14 +37,38 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
         ("- non-torch", estimate.non_torch_bytes, "CUDA context, NCCL"),
         ("- CUDA graphs", estimate.cuda_graph_bytes, graphs),
     ]
-    if estimate.pool_source == "profile":
-        parts.append(("= KV cache", estimate.left_bytes, "what is left"))
-    else:
-        parts += [
-            ("= left", estimate.left_bytes, f"not used: {estimate.pool_source} wins"),
-            ("KV cache", estimate.available_kv_bytes, f"by {estimate.pool_source}"),
-        ]
+    return _in_gib(parts + _pool_rows(estimate))
+
+
+def _in_gib(parts: list[tuple[str, int, str]]) -> list[tuple[str, str, str]]:
     return [(name, f"{size / GIB:.2f}", remark) for name, size, remark in parts]
+
+
+def _pool_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
+    """Return what is left for the pool, and what it is where that is given."""
+    if estimate.pool_source == "profile":
+        return [("= KV cache", estimate.left_bytes, "what is left")]
+    return [
+        ("= left", estimate.left_bytes, f"not used: {estimate.pool_source} wins"),
+        ("KV cache", estimate.available_kv_bytes, f"by {estimate.pool_source}"),
+    ]
+
+
+def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
+    """Return what SGLang takes off: it keeps a share of free memory, and no more."""
+    share = 1 - estimate.gpu_memory_utilization
+    free = estimate.total_bytes - estimate.requested_bytes
+    return [
+        ("total memory", estimate.total_bytes, f"{estimate.gpu}, as its driver says"),
+        ("- CUDA context", estimate.non_torch_bytes, "before the weights"),
+        (
+            "- activations",
+            free,
+            f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static)",
+        ),
+        ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
+        *_expert_rows(estimate),
+    ]
 
 
 def _weights_remark(estimate: CapacityEstimate) -> str:
@@ -86,6 +113,7 @@ def format_capacity(estimate: CapacityEstimate) -> str:
     lines += [
         _block_in_words(estimate),
         f"num_gpu_blocks: {estimate.num_gpu_blocks:,} ({origin})",
+        *_tokens_in_words(estimate),
         *_ranks_in_words(estimate),
         *_groups_in_words(estimate),
         f"KV cache: {estimate.kv_cache_tokens:,} tokens,"
@@ -101,6 +129,17 @@ def format_capacity(estimate: CapacityEstimate) -> str:
     lines += [f"warning: {warning}" for warning in estimate.warnings]
     lines += [f"outside the data: {reason}" for reason in estimate.extrapolated]
     return "\n".join(lines)
+
+
+def _tokens_in_words(estimate: CapacityEstimate) -> list[str]:
+    """Return the pool as SGLang's log tells it."""
+    if not is_sglang(estimate.engine_version):
+        return []
+    num_requests = estimate.max_num_seqs
+    return [
+        f"max_total_num_tokens: {estimate.kv_cache_tokens:,}, "
+        f"max_running_requests: {num_requests:,}"
+    ]
 
 
 def _ranks_in_words(estimate: CapacityEstimate) -> list[str]:

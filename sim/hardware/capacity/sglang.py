@@ -134,6 +134,7 @@ def most_requests(num_tokens: int, context_len: int, given: int | None) -> int:
 class SglangMemory:
     """The parts of a rank's memory, and the interval of its pages."""
 
+    total_bytes: int
     parts: MemoryParts
     num_blocks_low: int
     num_blocks_high: int
@@ -171,7 +172,7 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
         for side in (1, -1)
     )
     return SglangMemory(
-        parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
+        total, parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
     )
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from sim.scheduler.generation import Generation, GraphRule, Parts, Server, SwapRule
+from sim.scheduler.sglang.names import (
+    MAX_TOTAL_TOKENS,
+    NAMES,
+    NEGATED,
+    SAME_SWITCHES,
+)
 
 
 def _parts() -> Parts:
@@ -58,5 +64,11 @@ SGLANG = Generation(
     has_batch_queue=True,
     has_pipelines=False,
     always_ahead=True,
-    server=Server(command=("python", "-m", "sglang.launch_server")),
+    server=Server(
+        command=("python", "-m", "sglang.launch_server", "--model-path"),
+        names=MappingProxyType({common: own for own, common in NAMES.items()}),
+        off_switches=MappingProxyType({common: own for own, common in NEGATED.items()}),
+        eager=next(iter(SAME_SWITCHES)),
+        pool_in_tokens=MAX_TOTAL_TOKENS,
+    ),
 )

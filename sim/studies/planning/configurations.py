@@ -110,6 +110,7 @@ _SWITCHES = (
     "enable_chunked_prefill",
     "disable_hybrid_kv_cache_manager",
 )
+_POOLS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 _BEFORE_V1 = ("preemption_mode", "swap_space")
 
 
@@ -123,7 +124,7 @@ def serve_command(engine: EngineConfig, capacity: CapacityEstimate) -> str:
     for key in _SWITCHES:
         words += _switch(engine, key)
     if engine.enforce_eager:
-        words.append("--enforce-eager")
+        words.append(_option(engine.generation.server.eager))
     return shlex.join(words)
 
 
@@ -133,6 +134,7 @@ def _program(engine: EngineConfig) -> list[str]:
 
 def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
     words: list[str] = []
+    server = engine.generation.server
     for key, field in type(engine).model_fields.items():
         value = _resolved(engine, capacity, key)
         if key in _OURS or value is None:
@@ -140,10 +142,30 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
         if key in _BEFORE_V1 and key not in engine.generation.server.options:
             continue
         is_said = key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        if value != field.default or is_said or key == "tensor_parallel_size":
-            said = "None" if value == "dense" else _text(value)  # vLLM's own word
-            words += [f"--{key.replace('_', '-')}", said]
+        default = engine.generation.defaults.get(key, field.default)
+        if value == default and not is_said and key != "tensor_parallel_size":
+            continue
+        if key in _POOLS and server.pool_in_tokens:
+            num_tokens = capacity.num_gpu_blocks * engine.block_size
+            words += [_option(server.pool_in_tokens), str(num_tokens)]
+        else:
+            words += _said(engine, key, value)
     return words
+
+
+def _said(engine: EngineConfig, key: str, value: Any) -> list[str]:
+    """Return a key and its value as the server takes them."""
+    server = engine.generation.server
+    option = _option(server.names.get(key, key))
+    if isinstance(value, bool):
+        return [option] if value else [f"--no-{option[2:]}"]
+    if key == "max_num_batched_tokens" and engine.enable_chunked_prefill is False:
+        value = -1 if key in server.names else value  # whole prompts
+    return [option, "None" if value == "dense" else _text(value)]  # vLLM's own word
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any:
@@ -163,8 +185,11 @@ def _switch(engine: EngineConfig, key: str) -> list[str]:
     value = getattr(engine, key)
     if value is None:
         return []
-    name = key.replace("_", "-")
-    if key in engine.generation.server.valued_switches:
+    name, server = key.replace("_", "-"), engine.generation.server
+    if server.off_switches:
+        off = server.off_switches.get(key)
+        return [] if value or off is None else [_option(off)]
+    if key in server.valued_switches:
         return [f"--{name}={value}"]
     return [f"--{name}" if value else f"--no-{name}"]
 
