@@ -37,6 +37,16 @@ DRY_RUN: Final = "dry-run"
 """Kind of a profile whose times are made up: it can be looked at, not used."""
 KINDS: Final = ("measured", "imported", DRY_RUN)
 QUANTILES: Final = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
+_PARTS: Final = {"interference": dict, "steps": list, "fit": dict}
+_FACTS: Final = {"device": dict}
+_FITTED: Final = {"models": list} | dict.fromkeys(
+    (
+        *("host", "intervals", "launch", "interference", "transfers", "copy"),
+        *("step_correction", "variants"),
+    ),
+    dict,
+)
+"""Parts of a profile that may be left out, and what they are where they are not."""
 _SECONDS: Final = (1e-8, 100.0)
 """Seconds that one call of a kernel may take; beyond them the unit is wrong."""
 
@@ -238,6 +248,23 @@ def _profile(body: dict[str, Any], where: str) -> Profile:
     for key, expected in (("provenance", dict), ("ops", list)):
         if not isinstance(body.get(key), expected):
             raise ProfileError(f"{where} has no {key}; make the profile again")
+    _check_kinds(body, _PARTS, where)
+    _check_kinds(body["provenance"], _FACTS, f"{where}: provenance")
+    fit = body.get("fit") or {}
+    _check_kinds(fit, _FITTED, f"{where}: fit")
+    transfers = fit.get("transfers") or {}
+    _check_kinds(transfers, dict.fromkeys(transfers, dict), f"{where}: fit.transfers")
+    for index, entry in enumerate(fit.get("models") or ()):
+        if not isinstance(entry, dict) or not isinstance(entry.get("geometry"), dict):
+            raise ProfileError(
+                f"{where}: fit.models[{index}] has no geometry; fit the profile again"
+            )
+        for name, table in entry.items():
+            if not isinstance(table, dict | str | None):
+                raise ProfileError(
+                    f"{where}: fit.models[{index}].{name} is no table; fit the profile "
+                    "again"
+                )
     return Profile(
         id=body["id"],
         kind=kind,
@@ -245,9 +272,21 @@ def _profile(body: dict[str, Any], where: str) -> Profile:
         ops=tuple(_table(op, f"{where}: ops[{i}]") for i, op in enumerate(body["ops"])),
         interference=body.get("interference") or {},
         steps=tuple(body.get("steps") or ()),
-        fit=body.get("fit") or {},
+        fit=fit,
         body=body,
     )
+
+
+def _check_kinds(
+    table: Mapping[str, Any], kinds: Mapping[str, type], where: str
+) -> None:
+    for key, kind in kinds.items():
+        if table.get(key) and not isinstance(table[key], kind):
+            name = "an object" if kind is dict else "a list"
+            raise ProfileError(
+                f"{where}.{key} must be {name}, not {str(table[key])[:40]!r}; make the "
+                "profile again"
+            )
 
 
 def _table(op: Any, where: str) -> OpTable:

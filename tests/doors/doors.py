@@ -58,7 +58,7 @@ class Door:
 def doors(place: Path) -> list[Door]:
     """Return all doors; `place` is for what they lead to."""
     out = ("--out", str(place / "out"), "--overwrite")
-    judged = ("--out", str(place / "judged"), "--overwrite")
+    judged = ("--out", str(place / "judged"), "--overwrite", "--no-figures")
     run = ("run", "{}", "--no-figures", "--quiet", *out)
     found = [
         _yaml("configuration", run, tiny()),

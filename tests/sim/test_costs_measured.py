@@ -386,6 +386,23 @@ def test_profiles_that_do_not_fit_are_refused(tmp_path, entries, gpu, message):
         MeasuredCost(file, model=LLAMA_8B, gpu=gpu)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decode": {}},
+        {"decode": {"0": {"counts": [1], "time_s": [[0.1]], "beyond": [[False]]}}},
+        {"decode": {"0": {"amounts": "x"}}},
+        {"prefill": {"0": [1]}},
+        {"tokens": "x"},
+    ],
+)
+def test_tables_of_another_shape_are_refused_in_one_line(tmp_path, change):
+    damaged = entry(LLAMA_8B) | change
+    file = write(tmp_path / "p.json", damaged, step_correction={"factor": 1.5})
+    with pytest.raises(ConfigError, match="fit the profile again"):
+        MeasuredCost(file, model=LLAMA_8B, gpu=H200)
+
+
 def test_more_of_an_amount_never_costs_less_whatever_the_table_says():
     noisy = np.array([[3.0, 2.0, 4.0], [3.0, 5.0, 1.0]])
     surface = Surface([1, 3], [1, 2, 4], noisy, np.zeros((2, 3), dtype=bool))

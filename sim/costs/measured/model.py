@@ -17,6 +17,7 @@ from sim.costs.measured.reading import (
     read_correction,
     read_states,
     unlike_layers,
+    whole_tables,
 )
 from sim.costs.measured.rest import MeasuredRest
 from sim.costs.measured.tables import mean_chunk
@@ -180,12 +181,13 @@ class MeasuredCost(PartsCost):
             swap_overlap=swap_overlap,
             **overheads,
         )
-        correction = read_correction(self.profile.fit)
-        entry = corrected(entry_of(self.profile, self._rest), correction)
-        self._read_attention(entry)
-        self._other = MeasuredRest(
-            self.profile.fit, entry, self._rest, graph_rule, correction
-        )
+        with whole_tables(model):
+            correction = read_correction(self.profile.fit)
+            entry = corrected(entry_of(self.profile, self._rest), correction)
+            self._read_attention(entry)
+            self._other = MeasuredRest(
+                self.profile.fit, entry, self._rest, graph_rule, correction
+            )
         self._token_parts, self._row_parts = self._other.tokens, self._other.rows
         self._line_tables: Memo[LineTable | None] = Memo()
 

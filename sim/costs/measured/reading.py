@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,12 +18,12 @@ from sim.costs.measured.tables import (
 )
 from sim.costs.profile import DRY_RUN
 from sim.costs.volumes import pair_flops
-from sim.errors import ConfigError
+from sim.errors import ConfigError, UserError
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -107,6 +108,29 @@ BOOST: Final = 1.1
 """Over the datasheet's peak by so much is still believed: clocks boost."""
 
 
+@contextmanager
+def whole_tables(model: ModelArchitecture) -> Iterator[None]:
+    """Refuse in one line what has another shape than tables that were fitted."""
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            yield
+    except UserError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        told = " ".join(f"{type(error).__name__} {error}".split())[:60]
+        raise ConfigError(
+            f"profile: the tables of {model.name} are damaged ({told}); fit the "
+            "profile again"
+        ) from error
+
+
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     """Return the tables for the model, ranks and precision of `rest`."""
     if profile.kind == DRY_RUN:
@@ -123,13 +147,12 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     wanted = geometry_of(
         rest.model, rest.tensor_parallel_size, rest.kv_itemsize_bytes()
     )
-    entries = profile.fit.get("models") or []
+    entries: list[Mapping[str, Any]] = profile.fit.get("models") or []
     for entry in entries:
-        if entry.get("geometry") == wanted:
-            found: Mapping[str, Any] = entry
-            return found
+        if entry["geometry"] == wanted:
+            return entry
     there = sorted(
-        f"{e.get('model')} on {e.get('geometry', {}).get('tensor_parallel_size')}"
+        f"{e.get('model')} on {e['geometry'].get('tensor_parallel_size')}"
         for e in entries
     )
     raise ConfigError(

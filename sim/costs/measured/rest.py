@@ -311,7 +311,7 @@ class MeasuredRest:
             "swaps_measured": sorted(
                 f"{variant}.{direction}"
                 for variant, ways in self._transfers.items()
-                for direction in ways
+                for direction in ways or ()
             ),
             "launches_s": self.launches_s or None,
             "graphs_up_to_tokens": self._graphs.max_tokens,
