@@ -321,7 +321,9 @@ class CPUTier:
         if not num_missing:
             return PreparedStore(NO_INTS, NO_INTS, NO_INTS)
         num_needed = num_missing - self.num_free_chunks
-        num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
+        num_own = 0
+        if len(present.ids):
+            num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
         if num_needed > self.num_evictable_chunks - num_own:
             return None
         evicted_ids = NO_INTS
@@ -335,7 +337,7 @@ class CPUTier:
         self._num_holds[ids] = -1
         self._num_used += num_missing
         self._num_writing += num_missing
-        self.policy.inserted(missing._replace(ids=ids), access)
+        self.policy.inserted(Chunks(missing.keys, ids, missing.positions), access)
         return PreparedStore(missing.keys, ids, evicted_ids)
 
     def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
@@ -356,9 +358,11 @@ class CPUTier:
 
     def _make_room(self, num_chunks: int, lot: Ints) -> Ints:
         """Evict so many chunks, none of a lot; return their places."""
-        self._num_holds[lot] += 1
+        if len(lot):
+            self._num_holds[lot] += 1
         ids = self.policy.evict(num_chunks, self._num_holds)
-        self._num_holds[lot] -= 1
+        if len(lot):
+            self._num_holds[lot] -= 1
         self._index.places[self._cells[ids]] = -1
         self._free_ids = np.concatenate([self._free_ids, ids])
         self._num_used -= len(ids)

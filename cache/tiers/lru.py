@@ -123,7 +123,10 @@ class LRUTierPolicy(TierPolicy):
         access.rank, access.ranked = rank, []
         access.is_sorted = access.is_own = True
         if len(chunks.ids):
-            self._take_over(set(self._owners[chunks.ids].tolist()), access)
+            owners = self._owners[chunks.ids]
+            others = owners[owners != access.number]
+            if len(others):
+                self._take_over(set(others.tolist()), access)
             self._rank(chunks, access)
             self._list(chunks, access)
 

@@ -109,6 +109,9 @@ def _tiers_behind(
             tier = build(SECONDARY_TIERS, {"kind": kind} | given, where, context)
         except CacheError as error:
             raise ConfigError(f"{where}: {error}") from error
+        except ConfigError as error:  # the release's key for a kind
+            message = str(error).replace(f"{where}.kind:", f"{where}.type:")
+            raise ConfigError(message) from error
         if not isinstance(tier, SecondaryTier):
             raise ConfigError(
                 f"{where}.type: a tier is a class with cache.tiers.SecondaryTier as "

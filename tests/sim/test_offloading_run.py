@@ -324,7 +324,7 @@ def test_copies_behind_the_host_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"type": "tape"}, r"secondary_tiers\[0\].kind: 'tape' is not built"),
+        ({"type": "tape"}, r"secondary_tiers\[0\].type: 'tape' is not built"),
         ({"capacity_bytes": 10.0}, r"secondary_tiers\[0\]: capacity_bytes .* hold a"),
         ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be above 0"),
         ({"speed": 1.0}, r"secondary_tiers\[0\].speed: 'pool' has no such key"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
 
+_running_order = attrgetter("order")
 _LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
 
@@ -343,7 +345,7 @@ class ConnectorScheduler(Scheduler):
         return [each.request for each in self.preemptions]
 
     def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
-        asked = sorted(requests, key=lambda request: request.order)
+        asked = sorted(requests, key=_running_order)
         if not asked:
             return {}
         chunks = {request: after for request, _, after in self.prompts}
