@@ -141,6 +141,8 @@ class BlockPool:
         block of the pool holds no request's tokens.
     observer
         Told which blocks move, or None.
+    on_cached
+        Called with the hashes of full blocks that have become findable, or None.
 
     Notes
     -----
@@ -167,6 +169,7 @@ class BlockPool:
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_evictions = 0
         self.observer: BlockObserver | None = None
+        self.on_cached: Callable[[Sequence[int]], object] | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -256,6 +259,8 @@ class BlockPool:
         """
         del first_depth
         self.cached_blocks.insert_new(block_hashes, blocks)
+        if self.on_cached is not None:
+            self.on_cached(block_hashes)
 
     def free_blocks(self, ordered_blocks: Sequence[KVCacheBlock]) -> None:
         """Drop one reference of each block; those left with none join the queue.

@@ -25,6 +25,7 @@ def serve(
     speed: float = 1.0,
     tokenizer: Path | None = None,
     api_key: str | None = None,
+    kv_events_port: options.Whole | None = None,
     admin_port: options.Whole | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -51,6 +52,9 @@ def serve(
         A tokenizer.json, or its folder. Without it four characters are a token.
     api_key
         What clients must send as a bearer token.
+    kv_events_port
+        Where the first engine of v1 publishes what its KV cache stores and removes,
+        over ZMQ as vLLM does, the others behind it; by default nowhere.
     admin_port
         Where faults are ordered, on the loopback; by default nowhere.
     out
@@ -73,9 +77,18 @@ def serve(
     _allow_connections()
     with ExitStack() as stack:
         engines: list[Engine] = []
+        endpoints: list[str] = []
         for place, each in enumerate(configs):
+            events = None
+            if kv_events_port is not None:
+                from sim.serving.kv_events import Publisher
+
+                events = Publisher(host, kv_events_port and kv_events_port + place)
+                stack.callback(events.close)
+                endpoints.append(events.endpoint)
             engine = ServedEngine(
                 each,
+                kv_events=events,
                 host=host,
                 port=port + place if port else 0,
                 tokens=tokens,
@@ -90,6 +103,8 @@ def serve(
         admin = None if admin_port is None else Port("127.0.0.1", admin_port)
         served = Served(engines, admin)
         print(*(each.port.url for each in engines), sep="\n")
+        if endpoints:
+            print("KV events:", *endpoints)
         if admin is not None:
             print(f"faults are ordered at {admin.url}/engines")
         print("Ctrl-C ends it.", flush=True)

@@ -78,7 +78,12 @@ class LiveRun(Simulation):
         if num_rejected:
             self.warnings.append(line)
 
-    def handed_over(self, spec: RequestSpec) -> list[Request]:
+    def handed_over(
+        self,
+        spec: RequestSpec,
+        prompt: Prompt,
+        tell: Callable[[Request, Prompt], object] | None,
+    ) -> list[Request]:
         """Submit a request; return the engine's, one for each of its samples."""
         factory = self.client.factory
         if not schedules_groups(self.scheduler):
@@ -86,6 +91,8 @@ class LiveRun(Simulation):
         else:
             requests = [factory.group(spec)]
         for request in requests:
+            if tell is not None:
+                tell(request, prompt)
             self.engine.submit(request)
         return requests * (spec.best_of // len(requests))
 
@@ -201,6 +208,8 @@ class LiveEngine:
         What ended the engine, or None.
     num_aborted
         Requests whose clients left.
+    on_request
+        Called with each request of the engine and its prompt, just before it comes.
     """
 
     def __init__(
@@ -221,6 +230,7 @@ class LiveEngine:
         self.on_late: Callable[[float], object] = _say_nothing
         self.fault: BaseException | None = None
         self.num_aborted = 0
+        self.on_request: Callable[[Request, Prompt], object] | None = None
         self._late_s = 0.0
         self._said_s = -inf
         self._now = now
@@ -334,7 +344,7 @@ class LiveEngine:
                 ends_at_stop=asked.ends_by_itself,
             )
             run.taken.append(spec)
-            requests += run.handed_over(spec)
+            requests += run.handed_over(spec, prompt, self.on_request)
             if self._arrivals is not None:
                 self._arrivals.write(request_line(number, spec))
                 # The text is on disk now; of what is kept, nobody asks for it.

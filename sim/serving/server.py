@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.results.run import Results
+    from sim.serving.kv_events import Publisher
     from sim.serving.text import Tokens
 
 _PATIENCE_S: Final = 2
@@ -164,6 +165,8 @@ class ServedEngine:
         Folder for the results; None for none. A second life writes beside it.
     overwrite
         Whether results may be replaced.
+    kv_events
+        Where events of the KV cache go; None for nowhere.
 
     Attributes
     ----------
@@ -182,8 +185,10 @@ class ServedEngine:
         api_key: str | None = None,
         directory: Path | None = None,
         overwrite: bool = False,
+        kv_events: Publisher | None = None,
     ) -> None:
         self.config = config
+        self.kv_events = kv_events
         self.port = Port(host, port)
         self.results: list[Results] = []
         self.on_late: Callable[[float], object] | None = None
@@ -197,7 +202,11 @@ class ServedEngine:
         self._has_died = False
         self._returns = asyncio.Event()
         self._stopped = False
-        self._begin_apart()
+        try:
+            self._begin_apart()
+        except BaseException:
+            self.close()
+            raise
 
     def _begin_apart(self) -> None:
         # Claims on folders are kept in a context, and tasks have one of their own.
@@ -235,6 +244,8 @@ class ServedEngine:
             recorder = self.engine.run.recorder
             steps = StepsFile(folder / "steps.parquet", recorder.step_kinds)
             recorder.sink = self._stack.enter_context(steps)
+        if self.kv_events is not None:
+            self.kv_events.watch(self.engine)
         self.api = Api(
             self.engine, self._tokens, metrics_of(self.engine), self._api_key
         )
@@ -323,6 +334,8 @@ class ServedEngine:
     def close(self) -> None:
         """Let go of a port that was never served."""
         self.port.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         self._context.run(self._stack.close)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from workloads.spec import Segment
@@ -32,10 +33,13 @@ class Prompt:
         Its length.
     segments
         Its identity: equal where the text is equal, block by block.
+    ids
+        Returns its token ids, for those who watch the cache.
     """
 
     num_tokens: int
     segments: tuple[Segment, ...]
+    ids: Callable[[], Sequence[int]]
 
 
 class Tokens(Protocol):
@@ -64,7 +68,7 @@ class CharacterTokens:
             piece = text[start : start + size]
             name = _named(piece.encode("utf-8", "surrogatepass"), b"text")
             segments.append((name, self.count(piece)))
-        return Prompt(num_tokens, tuple(segments))
+        return Prompt(num_tokens, tuple(segments), partial(_ids_of_text, text))
 
 
 class FileTokens:
@@ -118,7 +122,17 @@ def prompt_of_ids(ids: Sequence[int], block_size: int) -> Prompt:
     for start in range(0, len(ids), block_size):
         piece = array("q", ids[start : start + block_size])
         segments.append((_named(piece.tobytes(), b"ids"), len(piece)))
-    return Prompt(len(ids), tuple(segments))
+    return Prompt(len(ids), tuple(segments), lambda: ids)
+
+
+def _ids_of_text(text: str) -> Sequence[int]:
+    """Return made-up ids of four characters each, equal where these are equal."""
+    size = CHARACTERS_PER_TOKEN
+    pieces = (text[at : at + size] for at in range(0, max(len(text), 1), size))
+    return [
+        _named(piece.encode("utf-8", "surrogatepass"), b"token") & 0x7FFF_FFFF
+        for piece in pieces
+    ]
 
 
 def _named(content: bytes, kind: bytes) -> int:
