@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz fuzz-inputs mutants check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz fuzz-inputs mutants sbom check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -76,6 +76,19 @@ fuzz-inputs: $(VENV)/.installed-dev
 MUTANTS ?= 400
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# make sbom: what an installed kvsim is made of, as CycloneDX, in build/sbom.cdx.json; each package
+# has the hash of constraints.txt, or is not installed.
+sbom: $(VENV)/.installed
+	@mkdir -p build
+	$(BIN)/uv pip compile --quiet --constraint constraints.txt --generate-hashes --no-header \
+	  --no-annotate --extra traces pyproject.toml --output-file build/requirements.txt
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/product
+	$(BIN)/uv pip install --quiet --python build/product/bin/python --require-hashes --requirements build/requirements.txt
+	$(BIN)/uv pip install --quiet --python build/product/bin/python --no-deps .
+	$(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment --pyproject pyproject.toml \
+	  --output-reproducible --output-file build/sbom.cdx.json build/product
+	@echo "Look at build/sbom.cdx.json; docs/security.md lists the licences."
 
 # make check: format, lint, types, layers.
 check: $(VENV)/.installed-dev

@@ -13,10 +13,12 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import kvsim
 import sim
@@ -68,11 +70,43 @@ def test_python_m_kvsim_is_the_command() -> None:
 def test_constraints_name_no_host_and_pin_what_is_required() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert lines
-    assert all("==" in line and "/" not in line for line in lines)
-    pinned = {line.split("==")[0].lower() for line in lines}
+    pins = [line for line in lines if not line.startswith("    --hash=sha256:")]
+    assert all("==" in line and "/" not in line for line in pins)
+    assert [line for line in pins if not line.endswith("\\")] == ["torch==2.13.0"]
+    pinned = {line.split("==")[0].lower() for line in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in project["dependencies"]:
         assert requirement.split(">=")[0].lower() in pinned
+
+
+def test_what_is_installed_is_listed_with_its_licence() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
+    versions = {canonicalize_name(name): version for name, version in pins}
+    listed = {
+        canonicalize_name(name): (version, licence)
+        for name, version, licence in re.findall(
+            r"^\| (\S+) \| (\d\S*) \| (.+) \|$", page, re.M
+        )
+    }
+    needed = {
+        canonicalize_name(each) for each in _needed("kvsim", frozenset({"traces"}))
+    }
+    assert listed.keys() == needed
+    assert {name: version for name, (version, _) in listed.items()} == {
+        name: versions[name] for name in needed
+    }
+
+
+def _needed(package: str, extras: frozenset[str]) -> set[str]:
+    """Return what a package requires here, and what that requires."""
+    found: set[str] = set()
+    for line in requires(package) or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": e}) for e in (*extras, "")):
+            found |= {requirement.name, *_needed(requirement.name, frozenset())}
+    return found
 
 
 UV = shutil.which("uv", path=str(Path(sys.executable).parent))
