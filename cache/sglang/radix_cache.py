@@ -311,6 +311,17 @@ class RadixCache:
         self._leaves[:] = kept.values()
         heapify(self._leaves)
 
+    def clear(self) -> None:
+        """Forget all prefixes; nothing of the tree may be used any more.
+
+        Nodes refer to each other in circles, which stay in memory where Python's
+        collector is paused.
+        """
+        for node in [*self.nodes()]:
+            node.parent = None
+            node.children.clear()
+        self.root.children.clear()
+
     # -- proofs ---------------------------------------------------------------
 
     def nodes(self) -> Iterator[TreeNode]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis.stateful import (
 
 from cache.errors import CacheConfigError, InvariantError, NoFreeBlocksError
 from cache.sglang.allocator import RequestSlots, SlotAllocator
-from cache.sglang.radix_cache import RANKS, RadixCache
+from cache.sglang.radix_cache import RANKS, RadixCache, TreeNode
 from cache.sglang.tables import ChunkCache, SlotTable, TreeCache
 
 NUM_TOKENS = 48
@@ -269,3 +270,23 @@ def test_without_a_tree_a_table_is_freed_at_once() -> None:
     cache.finished(table, ids(1, 2, 3), 0)
     assert slots.num_available_tokens == 8
     cache.check([])
+
+
+def num_nodes_in_memory() -> int:
+    return sum(type(each) is TreeNode for each in gc.get_objects())
+
+
+def test_a_tree_that_is_cleared_leaves_no_circle_behind() -> None:
+    gc.collect()
+    before = num_nodes_in_memory()
+    gc.disable()  # as in a run
+    try:
+        tree = RadixCache(SlotAllocator(64))
+        for end in (4, 8):
+            tree.insert(ids(1, 2, 3, end, end + 1), ids(1, 2, 3, end, end + 1))
+        assert num_nodes_in_memory() == before + 4  # the root, too
+        tree.clear()
+        del tree
+        assert num_nodes_in_memory() == before
+    finally:
+        gc.enable()

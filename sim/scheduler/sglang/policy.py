@@ -131,6 +131,7 @@ class SchedulePolicy:
                 later.add(entry)
             else:
                 found.insert(tokens, tokens)
+        found.clear()
         return later
 
     def _sort_depth_first(self, waiting: list[Entry]) -> None:
