@@ -14,6 +14,8 @@ from sim.serving.server import Port, Served, ServedEngine
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.serving.live import LiveEngine
 
 MODEL = "Qwen/Qwen3-32B"
@@ -84,3 +86,18 @@ class Client:
         self.served.stop()
         self.thread.join(30)
         assert not self.thread.is_alive()
+
+
+class Group:
+    """Engines that are served from a thread while a ``with`` block lasts."""
+
+    def __init__(self, engines: Sequence[ServedEngine]) -> None:
+        self.served = Served(engines)
+        self.thread = threading.Thread(target=self.served.serve)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.served.stop()
+        self.thread.join(30)

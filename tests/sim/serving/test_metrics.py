@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.shared import ROOT
 from tests.sim.serving.client import MODEL, Client
 
 if TYPE_CHECKING:
@@ -101,6 +103,11 @@ def test_counts_are_those_of_the_results() -> None:
     assert told["prefix_cache_hits"] > 900
     info = families["vllm:cache_config_info"].samples[0].labels
     assert info["num_gpu_blocks"] == str(told["num_gpu_blocks"])
+    dashboard = (ROOT / "examples/serving/grafana.json").read_text()
+    shown = set(re.findall(r"vllm:\w+", dashboard))
+    known = {sample.name for each in families.values() for sample in each.samples}
+    assert len(shown) > 9
+    assert shown <= known
 
 
 def test_sglang_has_its_own_names_and_tells_of_its_server() -> None:
