@@ -260,7 +260,8 @@ def _profile(body: dict[str, Any], where: str) -> Profile:
                 f"{where}: fit.models[{index}] has no geometry; fit the profile again"
             )
         for name, table in entry.items():
-            if not isinstance(table, dict | str | None):
+            kinds = list if name == "estimated" else dict | str | None
+            if not isinstance(table, kinds):
                 raise ProfileError(
                     f"{where}: fit.models[{index}].{name} is no table; fit the profile "
                     "again"

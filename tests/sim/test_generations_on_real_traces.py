@@ -125,5 +125,5 @@ def test_the_whole_conversation_trace_ends(scheduler: str) -> None:
     )
     summary = Simulation(whole.model_copy(update={"engine": engine})).run().summary
     assert summary["completed"] + summary["rejected"] == 19_366
-    chunks = scheduler in ("v0", "v1", "hf_fifo")
+    chunks = scheduler in ("v0", "v1", "hf_fifo", "sglang")
     assert summary["rejected"] == (0 if chunks else 2158)
