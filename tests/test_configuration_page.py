@@ -49,7 +49,6 @@ from sim.errors import ConfigError
 from sim.hardware.capacity import constants, estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
 from sim.hardware.interconnects import load_interconnect
-from sim.plain import parse_yaml
 from sim.results.schema import PREEMPTIONS, STEPS
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
@@ -59,6 +58,7 @@ from sim.simulation.workload import _SESSION_KEYS, TRACE_KEYS
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write
 from workloads.acceptance import ACCEPTANCE
+from workloads.plain import parse_yaml
 from workloads.preset import preset_names
 from workloads.sessions import SESSIONS, SessionWorkload
 from workloads.traces import TRACE_READERS

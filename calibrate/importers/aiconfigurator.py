@@ -34,7 +34,7 @@ from calibrate.importers.aiconfigurator_layers import (
 from calibrate.importers.geometry import model_shapes
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
-from sim.plain import read_mapping
+from workloads.plain import read_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

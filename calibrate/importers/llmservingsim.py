@@ -23,7 +23,7 @@ from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.plain import read_mapping
+from workloads.plain import read_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

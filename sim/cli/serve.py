@@ -64,7 +64,8 @@ def serve(
     from sim.errors import ConfigError
 
     try:
-        from sim.serving.server import Port, Served, ServedEngine, engines_of
+        from sim.serving.served import Served
+        from sim.serving.server import Port, ServedEngine, engines_of
         from sim.serving.text import CharacterTokens, FileTokens
     except ModuleNotFoundError as error:
         raise ConfigError(

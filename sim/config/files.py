@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from sim.config.plugins import USER_CLASS, refuse_plugins
 from sim.errors import ConfigError
-from sim.plain import parse_yaml
+from workloads.errors import PlainDataError
+from workloads.plain import parse_yaml
 
 _NAMING_KEYS = frozenset(
     {"kind", "type", "scheduler", "evictor", "preemption_victim", "admission"}
@@ -29,7 +30,7 @@ def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str
         raise ConfigError(
             f"'{path}' cannot be read: {error}; give a YAML file"
         ) from error
-    data = parse_yaml(text, f"'{path}'")
+    data = _parsed(text, f"'{path}'")
     if not isinstance(data, dict):
         raise ConfigError(f"'{path}' must hold the tables {tables}; see examples/")
     return data
@@ -153,7 +154,14 @@ def assign(data: dict[str, Any], override: str) -> None:
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set takes key.path=value, got '{override}'")
-    _put(data, key, parse_yaml(text, f"--set {key}"), f"--set {key}")
+    _put(data, key, _parsed(text, f"--set {key}"), f"--set {key}")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_yaml(text, where)
+    except PlainDataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:

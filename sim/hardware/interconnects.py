@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sim.errors import ConfigError
-from sim.plain import parse_file
+from workloads.errors import PlainDataError
+from workloads.plain import parse_file
 
 if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
@@ -167,8 +168,8 @@ def _read(path: Path) -> Interconnect:
             f"no readable interconnect file at {str(path)[-200:]}: {error.strerror}; "
             f"give the path of one, or a built-in name"
         ) from error
-    except ConfigError:
-        raise
+    except PlainDataError as error:
+        raise ConfigError(str(error)) from error
     except ValueError as error:  # no UTF-8, or a null byte in the path
         raise ConfigError(f"{path} must hold YAML or JSON; {error}") from error
     if not isinstance(content, Mapping):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-import threading
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
@@ -17,14 +15,13 @@ import uvicorn
 from sim.errors import ConfigError
 from sim.results.output import output_directory
 from sim.results.parquet import StepsFile
-from sim.serving.admin import admin_application
 from sim.serving.api import Api
 from sim.serving.live import LiveEngine
-from sim.serving.metrics import metrics_of
+from sim.serving.metrics.engine import metrics_of
 from sim.serving.text import CharacterTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from starlette.applications import Starlette
@@ -348,69 +345,3 @@ def replayed(config: RunConfig, arrivals: Path) -> RunConfig:
     trace = {"kind": "kvsim", "path": str(arrivals.resolve())}
     workload = type(config.workload).model_validate({"trace": trace})
     return config.model_copy(update={"workload": workload})
-
-
-class Served:
-    """Engines that are served together.
-
-    Parameters
-    ----------
-    engines
-        Each on its port.
-    admin
-        Where faults are ordered; None for nowhere.
-    """
-
-    def __init__(
-        self, engines: Sequence[ServedEngine], admin: Port | None = None
-    ) -> None:
-        self.engines = engines
-        self.admin = admin
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._began = threading.Event()
-
-    @property
-    def url(self) -> str:
-        """Address of the first."""
-        return self.engines[0].port.url
-
-    def serve(self) -> None:
-        """Serve until a Ctrl-C, or until `stop`."""
-        try:
-            asyncio.run(self._serve())
-        finally:
-            for engine in self.engines:
-                engine.close()
-
-    async def _serve(self) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stop)
-        lives = [asyncio.create_task(each.live()) for each in self.engines]
-        admin = None
-        if self.admin is not None:
-            application = admin_application(self.engines)
-            admin = asyncio.create_task(self.admin.serve(application))
-        self._began.set()
-        try:
-            done, _ = await asyncio.wait(lives, return_when=asyncio.FIRST_EXCEPTION)
-            self._stop()
-            await asyncio.gather(*lives, return_exceptions=True)
-        finally:
-            if self.admin is not None and admin is not None:
-                self.admin.end(at_once=True)
-                await admin
-        for life in done:
-            life.result()
-
-    def stop(self) -> None:
-        """Ask all to end, from any thread."""
-        self._began.wait(10)
-        if self._loop is not None and not self._loop.is_closed():
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop)
-
-    def _stop(self) -> None:
-        for engine in self.engines:
-            engine.stop()

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from sim.config.tables import load_config
 from sim.scheduler.hosted.api import installed_version
 from sim.serving.live import LiveEngine
-from sim.serving.metrics import metrics_of
+from sim.serving.metrics.engine import metrics_of
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

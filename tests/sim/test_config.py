@@ -11,12 +11,12 @@ import yaml
 from sim.config.files import override
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
-from sim.plain import parse_yaml
 from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.simulation.workload import make_workload
 from tests.shared import ROOT
+from workloads.plain import parse_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

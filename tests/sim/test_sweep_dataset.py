@@ -14,7 +14,6 @@ import yaml
 
 from sim.config.files import put
 from sim.errors import OutputError
-from sim.plain import parse_yaml
 from sim.studies.sweeps.dataset import (
     RowMaker,
     RunDataset,
@@ -27,6 +26,7 @@ from sim.studies.sweeps.job import Job, Outcome
 from tests.shared import ROOT
 from tests.sim.commands import files
 from tests.sim.sweep_files import seeded_jobs, tiny
+from workloads.plain import parse_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

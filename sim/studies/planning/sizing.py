@@ -13,11 +13,11 @@ from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.plain import parse_yaml
 from sim.simulation.workload import make_workload
 from sim.studies.planning.fitting import misfit_of
 from sim.studies.planning.spec import parse_plan
 from sim.studies.planning.tasks import natural_rate
+from workloads.plain import parse_yaml
 from workloads.traces import guess_kind
 
 if TYPE_CHECKING:

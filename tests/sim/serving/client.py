@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sim.config.tables import load_config
-from sim.serving.server import Port, Served, ServedEngine
+from sim.serving.served import Served
+from sim.serving.server import Port, ServedEngine
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.serving.metrics import Named
+from sim.serving.metrics.named import Named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ _ITL_S: Final = (
 
 
 class SglangMetrics:
-    """See `sim.serving.metrics.Dialect`."""
+    """See `sim.serving.metrics.engine.Dialect`."""
 
     def __init__(self, registry: CollectorRegistry, live: LiveEngine) -> None:
         self._values = {

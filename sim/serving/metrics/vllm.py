@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
-from sim.serving.metrics import Named
+from sim.serving.metrics.named import Named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ _CACHE_CONFIG: Final = {
 
 
 class VllmMetrics:
-    """See `sim.serving.metrics.Dialect`."""
+    """See `sim.serving.metrics.engine.Dialect`."""
 
     def __init__(self, registry: CollectorRegistry, live: LiveEngine) -> None:
         named = Named(registry, "vllm:", ("model_name", "engine"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from sim.scheduler.request import RequestStatus
+from sim.serving.metrics.sglang import SglangMetrics
+from sim.serving.metrics.vllm import VllmMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client.metrics_core import Metric
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.serving.live import LiveEngine
 
-_Kind = TypeVar("_Kind", Counter, Gauge, Histogram)
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
@@ -49,9 +50,6 @@ class Dialect(Protocol):
 
 def metrics_of(live: LiveEngine) -> CollectorRegistry:
     """Return the metrics of an engine, under the names of its kind."""
-    from sim.serving.sglang_metrics import SglangMetrics  # noqa: PLC0415
-    from sim.serving.vllm_metrics import VllmMetrics  # noqa: PLC0415
-
     registry = _Registry()
     is_sglang = live.config.engine.scheduler_kind == "sglang"
     dialect: Dialect = (SglangMetrics if is_sglang else VllmMetrics)(registry, live)
@@ -126,48 +124,3 @@ class _Steps:
         is_stopped = request.status is RequestStatus.FINISHED_STOPPED
         ends_by_itself = self._live.ends_by_itself(request)
         return "stop" if is_stopped and ends_by_itself else "length"
-
-
-class Named:
-    """Makes metrics whose names begin alike and whose first labels are the same.
-
-    Attributes
-    ----------
-    plain
-        Those without other labels.
-    """
-
-    def __init__(
-        self, registry: CollectorRegistry, prefix: str, labels: Sequence[str]
-    ) -> None:
-        self._registry = registry
-        self._prefix = prefix
-        self._labels = labels
-        self.plain: list[Counter | Gauge | Histogram] = []
-
-    def gauge(self, name: str, text: str, *more: str) -> Gauge:
-        return self._made(Gauge, name, text, more)
-
-    def counter(self, name: str, text: str, *more: str) -> Counter:
-        return self._made(Counter, name, text, more)
-
-    def histogram(
-        self, name: str, text: str, bounds: Sequence[float], *more: str
-    ) -> Histogram:
-        return self._made(Histogram, name, text, more, buckets=bounds)
-
-    def _made(
-        self,
-        kind: Callable[..., _Kind],
-        name: str,
-        text: str,
-        more: Sequence[str],
-        **options: Any,
-    ) -> _Kind:
-        labels = (*self._labels, *more)
-        metric = kind(
-            self._prefix + name, text, labels, registry=self._registry, **options
-        )
-        if not more:
-            self.plain.append(metric)
-        return metric

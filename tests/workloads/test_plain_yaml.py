@@ -16,12 +16,12 @@ from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import load_interconnect
 from sim.hardware.models.bundled import load_model
-from sim.plain import MOST_BY_ALIASES, parse_yaml
 from tests.shared import ROOT
 from tests.sim.commands import refused
 from tests.sim.planning.plans import small
 from tests.sim.sweep_files import tiny
-from workloads.errors import WorkloadError
+from workloads.errors import PlainDataError, WorkloadError
+from workloads.plain import MOST_BY_ALIASES, parse_yaml
 from workloads.preset import load_preset
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def test_aliases_that_people_write_are_read() -> None:
     assert len(parse_yaml(most, "here")["b"]) == 980
     assert MOST_BY_ALIASES > 100 * 980
     more = most.replace("*a]", f"*a{', *a' * 20}]")
-    with pytest.raises(ConfigError, match="stand for 101,000 values more"):
+    with pytest.raises(PlainDataError, match="stand for 101,000 values more"):
         parse_yaml(more, "here")
-    with pytest.raises(ConfigError, match="no plain number"):
+    with pytest.raises(PlainDataError, match="no plain number"):
         parse_yaml("a: &a [*a]", "here")
 
 
@@ -97,7 +97,7 @@ def test_a_model_and_a_preset_state_each_key_once(tmp_path: Path) -> None:
 
 def test_an_imported_sheet_is_read_as_carefully(tmp_path: Path) -> None:
     (tmp_path / "meta.yaml").write_text("model: a\nmodel: b\n")
-    with pytest.raises(ConfigError, match="the key 'model' stands twice"):
+    with pytest.raises(PlainDataError, match="the key 'model' stands twice"):
         import_llmservingsim(tmp_path)
 
 

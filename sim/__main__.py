@@ -1,8 +1,0 @@
-"""``python -m sim`` is ``kvsim``."""
-
-from __future__ import annotations
-
-from sim.cli.main import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""``/metrics`` of served engines, under the names of each kind."""
