@@ -61,10 +61,9 @@ def test_type_checkers_see_the_names_of_kvsim() -> None:
 
 
 def test_python_m_kvsim_is_the_command() -> None:
-    for module in ("kvsim", "sim"):
-        command = [sys.executable, "-m", module, "--version"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == version("kvsim")
+    command = [sys.executable, "-m", "kvsim", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == version("kvsim")
 
 
 def test_constraints_name_no_host_and_pin_what_is_required() -> None:
@@ -175,7 +174,7 @@ def test_a_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> N
     imports = [f"from {at} import {', '.join(points[at])}" for at in points]
     for command, printed in (
         (["-m", "kvsim", "run", "demo.yaml", *minute], "366 of 366 completed"),
-        (["-m", "sim", "capacity", *model], "num_gpu_blocks"),
+        (["-m", "kvsim", "capacity", *model], "num_gpu_blocks"),
         (["-c", "\n".join([*imports, "print('imported')"])], "imported"),
         (
             [

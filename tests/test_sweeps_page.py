@@ -67,6 +67,7 @@ def test_examples_are_sweeps(name: str) -> None:
     assert words in (ROOT / "examples" / f"{name}.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_query_among_the_questions_prints_what_stands_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

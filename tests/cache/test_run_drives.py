@@ -138,8 +138,15 @@ def conversations(num_requests: int) -> list[Twin]:
     ]
 
 
-@pytest.mark.parametrize("unhashed_first", [False, True])
-@pytest.mark.parametrize("block_size", [16, 48])  # 48 cuts the trace's ids of 512
+@pytest.mark.parametrize(
+    ("block_size", "unhashed_first"),
+    [
+        (16, True),
+        (48, False),  # cuts the trace's ids of 512
+        pytest.param(16, False, marks=pytest.mark.slow),
+        pytest.param(48, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trace_of_conversations_is_the_same(
     block_size: int, unhashed_first: bool
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_variant_is_named_by_its_operation():
             parse_variants([text])
 
 
+@pytest.mark.slow
 def test_variants_differ_in_the_tables():
     slow, fast = (
         tabulated(calibration(), LLAMA_8B, variants={"decode_attention": name})

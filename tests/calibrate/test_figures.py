@@ -214,6 +214,7 @@ def test_errors_far_out_are_drawn_at_the_edge_and_counted() -> None:
     assert note == f"{beyond:,} errors above {top:.0f} %, drawn at the edge"
 
 
+@pytest.mark.slow
 def test_many_points_are_drawn_as_quantiles() -> None:
     rng = np.random.default_rng(0)
     subject = subjects(

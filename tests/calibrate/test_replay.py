@@ -210,6 +210,7 @@ def fitted(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_whole_steps_correct_the_profile_that_they_are_written_into(
     fitted: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_whole_steps_correct_the_profile_that_they_are_written_into(
         assert got == pytest.approx(executor.time(step, 1).wall_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_fewer_layers_are_fitted_anew_and_steps_of_others_left_out(
     fitted: Path, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_the_watermark_rule_is_the_watermark_key() -> None:
         assert not decides_as_logged(name, without)[0], name
 
 
+@pytest.mark.slow
 def test_the_full_prompt_rule_is_the_reserve_key() -> None:
     shared("conformance/v1_33")
     key = "scheduler_reserve_full_isl"
@@ -117,7 +118,12 @@ def keeps_its_order(asked: DecisionWorkload) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("folder", "num_logs"), [("cacheflow", 13), ("old", 16), ("v0", 12)]
+    ("folder", "num_logs"),
+    [
+        ("old", 16),
+        pytest.param("cacheflow", 13, marks=pytest.mark.slow),
+        pytest.param("v0", 12, marks=pytest.mark.slow),
+    ],
 )
 def test_who_arrived_last_is_whom_groups_preempt(folder: str, num_logs: int) -> None:
     shared(f"conformance/{folder}")

@@ -68,9 +68,9 @@ def decides_the_same(release: str, name: str) -> bool:
 @pytest.mark.parametrize(
     ("release", "folder", "num_logs"),
     [
-        ("0.8.5", "v1", 13),
+        pytest.param("0.8.5", "v1", 13, marks=pytest.mark.slow),
         ("0.22.0", "v1", 17),
-        ("0.24.0", "v1_33", 14),
+        pytest.param("0.24.0", "v1_33", 14, marks=pytest.mark.slow),
         ("0.31.0", "v1_33", 19),
     ],
 )

@@ -20,6 +20,7 @@ import pandas as pd
 import yaml
 
 TABLES = ("requests.parquet", "steps.parquet", "preemptions.parquet")
+_COMMAND = "from sim.cli.main import main; main()"  # in older checkouts, too
 SHARED_NAMES = {"mooncake_conversation.jsonl": "mooncake_fast25_conversation.jsonl"}
 
 
@@ -57,7 +58,7 @@ def cases(checkout: Path, traces: Path) -> list[Case]:
             verb = ("sweep", name, "--out", "OUT", "--quiet")
         else:
             verb = ("run", name, "--out", "OUT", "--overwrite", "--no-figures")
-        found.append(Case(name, ("-m", "sim", *verb, *options)))
+        found.append(Case(name, ("-c", _COMMAND, *verb, *options)))
     script = str(Path(__file__).with_name("notebook_runs.py"))
     for path in sorted((checkout / "notebooks").glob("[0-9]*.py")):
         name = f"notebooks/{path.name}"

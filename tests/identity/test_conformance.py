@@ -140,7 +140,7 @@ def _compare_with_log(
 ) -> None:
     """Compare queues, batch, blocks, preemptions and ends with the real engine's."""
     names = [raw.id for raw in workload.requests]
-    steps = recording.steps.set_index("start_s")
+    steps = recording.steps.set_index("start_s").to_dict("index")
     lines = list(read_log(shared(f"conformance/{name}.golden.jsonl.gz")))
     assert len(lines) == len(steps)
     preempted = _names_by_time(recording.preemptions, "time_s", names)
@@ -148,7 +148,7 @@ def _compare_with_log(
     finished = _names_by_time(served, "finish_s", names)
     num_usable = workload.config["num_gpu_blocks"] - 1
     for line, state in zip(lines, trail.states, strict=False):
-        step, now_s = steps.loc[line["t"]], float(line["t"])
+        step, now_s = steps[line["t"]], float(line["t"])
         assert step["num_running"] == len(line["running"])
         assert step["num_waiting"] == len(line["waiting"])
         assert step["num_batched_tokens"] == line["nbt"]

@@ -41,8 +41,17 @@ def test_decodes_of_sequences_may_be_counted(seeds: range) -> None:
         assert reached[name] >= 3, (name, reached)
 
 
-@pytest.mark.parametrize("scheduler", ["cacheflow", "v0_2", "v0"])
-@pytest.mark.parametrize("num_blocks", [4000, 16000])
+@pytest.mark.parametrize(
+    ("scheduler", "num_blocks"),
+    [
+        ("cacheflow", 4000),
+        ("v0_2", 4000),
+        ("v0", 4000),
+        ("v0", 16000),
+        pytest.param("cacheflow", 16000, marks=pytest.mark.slow),
+        pytest.param("v0_2", 16000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_minute_of_chat_is_equal(scheduler: str, num_blocks: int) -> None:
     config = parse_config(
         {

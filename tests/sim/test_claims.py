@@ -65,7 +65,7 @@ def test_whoever_comes_second_is_refused(
 def test_two_runs_at_once_leave_one_whole(config: Path, tmp_path: Path) -> None:
     """They begin together; both exited 0 once, and one folder was gone."""
     out = tmp_path / "deep" / "out"
-    command = [sys.executable, "-m", "sim", "run", str(config), "--no-figures"]
+    command = [sys.executable, "-m", "kvsim", "run", str(config), "--no-figures"]
     both = [
         subprocess.Popen(
             [*command, "--set", f"seed={seed}", "--out", str(out)],

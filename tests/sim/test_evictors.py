@@ -89,6 +89,7 @@ def test_lru_is_the_engines_own_order_on_both_paths(
     assert len(schedules) == 1
 
 
+@pytest.mark.slow
 def test_every_policy_runs_and_most_differ(trace: Path) -> None:
     hits = {}
     for kind in CACHE_POLICIES:

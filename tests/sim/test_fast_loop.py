@@ -42,6 +42,7 @@ def test_pulled_requests_are_served_as_submitted_ones(caching: bool) -> None:
     assert fast.finish() == stepwise
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     specs=request_lists,

@@ -109,6 +109,7 @@ def chats(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_unit_of_hits_finds_prefixes_inside_blocks(chats: Path) -> None:
     model = "engine.model=ibm-granite/granite-4.0-h-small"
     unit = "engine.prefix_match_unit=16"

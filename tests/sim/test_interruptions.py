@@ -77,6 +77,7 @@ def test_ctrl_c_in_the_loop_keeps_what_was_finished(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run.yaml"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_writing_or_drawing_keeps_the_tables(
     config: Path, tmp_path: Path, interrupting: Callable[[str, int], None]
 ) -> None:

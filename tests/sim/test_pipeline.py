@@ -360,6 +360,7 @@ def test_the_outputs_are_those_of_one_stage() -> None:
         assert one.summary[key] == three.summary[key]
 
 
+@pytest.mark.slow
 @given(
     num_stages=st.integers(2, 4),
     num_blocks=st.integers(60, 120),

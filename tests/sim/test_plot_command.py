@@ -40,6 +40,7 @@ def test_a_run_gives_the_figures_that_the_run_itself_draws(
     assert files(out) == files(run / "figures")
 
 
+@pytest.mark.slow
 def test_several_runs_lie_over_each_other(
     two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +77,7 @@ def test_the_same_figure_has_the_same_bytes_in_any_process(
     here, there = tmp_path / "here", tmp_path / "there"
     asked = ["--figure", figure, "--format", format_, "--quiet", "--out"]
     assert plot(*given, *asked, here) == 0
-    command = [sys.executable, "-m", "sim", "plot", *map(str, given), *asked]
+    command = [sys.executable, "-m", "kvsim", "plot", *map(str, given), *asked]
     subprocess.run([*command, str(there)], check=True, cwd=ROOT)
     assert files(here) == files(there)
     (content,) = files(here).values()
@@ -84,6 +85,7 @@ def test_the_same_figure_has_the_same_bytes_in_any_process(
         assert b"date" not in content.lower()
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_its_figures_and_a_style_changes_them(
     pressed_sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +216,7 @@ def test_figures_that_are_there_are_replaced_only_if_asked(
     assert set(files(tmp_path)) == {"queues.png", "steps.png"}
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_much_have_their_names_and_say_in_what(
     two_runs: list[Path], config: Path, tmp_path: Path
 ) -> None:

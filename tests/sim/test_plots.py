@@ -233,6 +233,7 @@ def test_numbers_of_the_summary_may_be_missing_or_nan(full_run: Tables) -> None:
     assert texts_of(figures["kv_cache_usage"])[:2] == ["KV cache usage", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_few_steps(num_steps: int) -> None:
     t = a_run(200)

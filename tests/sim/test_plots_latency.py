@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from sim.results.metrics import SERVED, is_served
 from sim.scheduler.request import RequestStatus
@@ -39,6 +40,7 @@ def test_one_request() -> None:
     assert_draws(Tables(t.steps, done[:1], t.preemptions, {}))
 
 
+@pytest.mark.slow
 def test_nobody_finished_or_all_tpot_are_nan() -> None:
     t = a_run(200)
     no_tpot = t.requests.assign(tpot_s=np.nan)

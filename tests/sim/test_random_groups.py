@@ -33,6 +33,7 @@ def asked(*, config: Any = CONFIG, **kv: Any) -> DecisionWorkload:
     return parse_workload(json.dumps(raw | {"requests": [request("a", 40, 5)]}), "w")
 
 
+@pytest.mark.slow
 def test_every_random_workload_is_served() -> None:
     """With its invariants proved at every step, and every rule met now and then."""
     coverage, kinds = Coverage(), Counter[str]()

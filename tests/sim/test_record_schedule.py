@@ -219,7 +219,7 @@ def ahead(config: RunConfig) -> RunConfig:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(100, 107), pytest.param(range(107, 130), marks=pytest.mark.slow)],
+    [range(100, 104), pytest.param(range(104, 130), marks=pytest.mark.slow)],
     ids=str,
 )
 def test_steps_ahead_are_recorded_with_the_times_of_their_outputs(
@@ -245,8 +245,8 @@ def test_steps_ahead_are_recorded_with_the_times_of_their_outputs(
             end_s > line["start_s"]
             for end_s, line in zip(ends_s, lines[1:], strict=False)
         )
-    assert num_fast > 2
-    assert num_preempting > 1
+    assert num_fast > 1
+    assert num_preempting > 0
     assert num_late > 100  # the next step has begun by then
 
 

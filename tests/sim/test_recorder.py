@@ -78,6 +78,7 @@ def test_stretches_leave_the_same_bytes_as_single_steps(
         assert sum(groups) == sum(max(1, len(each.num_new_blocks)) for each in events)
 
 
+@pytest.mark.slow
 @given(st.lists(told, min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
 def test_memory_and_disk_hold_the_same_steps(events: list[Told]) -> None:

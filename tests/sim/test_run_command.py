@@ -138,7 +138,7 @@ def test_two_processes_write_the_same_bytes(config: Path, tmp_path: Path) -> Non
     here, there = tmp_path / "here", tmp_path / "there"
     assert kvsim(["run", str(config), "--out", str(here)]) == 0
     subprocess.run(
-        [sys.executable, "-m", "sim", "run", str(config), "--out", str(there)],
+        [sys.executable, "-m", "kvsim", "run", str(config), "--out", str(there)],
         check=True,
         capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": "1"},

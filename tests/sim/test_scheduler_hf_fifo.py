@@ -494,6 +494,7 @@ def test_the_azure_trace_under_pressure_loses_nobody(swap_space: int) -> None:
     assert summary["num_in_system_mean"] == pytest.approx(rate * sojourn_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_prompts_of_a_real_trace_share_blocks() -> None:
     trace = {"kind": "mooncake", "limit": 400}
     trace["path"] = str(shared("traces/mooncake_fast25_conversation.jsonl"))

@@ -20,7 +20,10 @@ from tests.sim.closed_loops import chat_config, check_sending_times, listed, tur
 from workloads.chains import in_order
 
 
-@pytest.mark.parametrize("best_of", [1, {1: 0.5, 2: 0.5}])
+@pytest.mark.parametrize(
+    "best_of",
+    [{1: 0.5, 2: 0.5}, pytest.param(1, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("generation", OURS)
 def test_a_turn_is_sent_a_think_time_after_the_answer(
     generation: str, best_of: Any

@@ -273,7 +273,7 @@ def start(path: Path, *options: str) -> subprocess.Popen[str]:
     """Start a sweep as a shell does: a process group of its own."""
     out = str(path.parent / "out")
     return subprocess.Popen(
-        [sys.executable, "-m", "sim", "sweep", str(path), "--out", out, *options],
+        [sys.executable, "-m", "kvsim", "sweep", str(path), "--out", out, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -128,8 +128,10 @@ def test_a_trace_that_cannot_be_read_is_left_to_the_runs(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("azure", "azure_llm_2023_conv.csv"),
-        ("mooncake", "mooncake_fast25_conversation.jsonl"),
+        pytest.param("azure", "azure_llm_2023_conv.csv", marks=pytest.mark.slow),
+        pytest.param(
+            "mooncake", "mooncake_fast25_conversation.jsonl", marks=pytest.mark.slow
+        ),
         ("llmservingsim", "llmservingsim_sharegpt_llama31_300_sps10.jsonl.gz"),
     ],
 )

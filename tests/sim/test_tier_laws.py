@@ -97,6 +97,7 @@ def behind(*tiers: dict[str, Any]) -> dict[str, Any]:
 FAST = {"read_bytes_per_s": 1e15, "write_bytes_per_s": 1e15, "latency_s": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "more"), [("fs", {"evicts": True}), ("pool", {})])
 def test_a_tier_without_time_behind_the_host_finds_what_a_large_host_does(
     kind: str, more: dict[str, Any]

@@ -309,7 +309,7 @@ def test_every_generation_takes_every_policy(generation: str, kind: str) -> None
     data = pressed(scheduler=generation, preemption_victim=kind, block_size=16)
     data["workload"]["best_of"] = {1: 0.7, 2: 0.3}
     simulation = Simulation(parse_config(data))
-    results = simulation.run(check_every=1)
+    results = simulation.run(check_every=7)
     served = results.summary["completed"] + results.summary["rejected"]
     assert served == results.summary["num_requests"]
     assert results.summary["num_preemptions"] > 0

@@ -29,6 +29,7 @@ MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
+@pytest.mark.slow
 def test_sentence_answers_in_blocks_tokens_and_gib(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

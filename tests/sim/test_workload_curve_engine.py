@@ -83,6 +83,7 @@ def most_passed(begin_s: Ints, end_s: Ints, blocks: Ints) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_gpu_blocks", "rate_scale"),
     [

@@ -59,6 +59,7 @@ def chat(num_sessions: int = 6, num_turns: int = 4) -> list[RequestSpec]:
     return requests
 
 
+@pytest.mark.slow
 def test_table_has_the_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert kvsim(["workload", "describe", str(shared(MOONCAKE))]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -123,6 +124,7 @@ def test_a_missing_file_is_refused_in_a_line(
     assert "trace" in line
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_is_the_same_again(tmp_path: Path) -> None:
     found = describe(chat())
     first = draw_traffic("chats", found, tmp_path / "a")

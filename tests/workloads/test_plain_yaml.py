@@ -113,8 +113,9 @@ def test_what_a_sweep_wrote_is_read_as_carefully(
     assert monotonic() - began_s < 5
 
 
-@pytest.mark.parametrize("key", [True, 1, None, 1.5])
-@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("key", "alone"), [(True, True), (None, False), (1, False), (1.5, True)]
+)
 def test_a_key_that_is_no_text_is_refused(
     *, key: Any, alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

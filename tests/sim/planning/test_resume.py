@@ -195,6 +195,7 @@ def test_an_answer_goes_with_the_class_or_the_model_that_was_read(
     assert answers.get(measured, {"run": run}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "traffic",
     [

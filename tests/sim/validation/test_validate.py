@@ -135,6 +135,7 @@ def test_the_rate_of_links_is_found_from_far_off(tmp_path: Path) -> None:
     assert not found.at_bound
 
 
+@pytest.mark.slow
 def test_what_ended_after_the_split_is_not_fitted_on(measured: Observed) -> None:
     assert measured.requests is not None
     wrong = run_config(step_overhead_s=0.001)
@@ -339,6 +340,7 @@ def arguments(tmp_path: Path, results: Results, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_report_and_its_figures(
     tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:

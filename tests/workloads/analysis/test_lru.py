@@ -62,6 +62,7 @@ def test_curve_is_that_of_a_plain_lru(
     agrees(requests, block_size, prompts_only)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts_only", [False, True])
 def test_curve_of_a_real_trace_is_that_of_a_plain_lru(prompts_only: bool) -> None:
     trace = MooncakeTraceReader(shared_trace(MOONCAKE))

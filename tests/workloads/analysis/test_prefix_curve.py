@@ -63,6 +63,7 @@ def test_the_answer_is_the_smallest_cache_that_finds_the_share(
     assert bounds.most_hits == curve.possible_hits
 
 
+@pytest.mark.slow
 def test_mooncake_needs_so_much_for_four_fifths() -> None:
     curve = prefix_curve(MooncakeTraceReader(shared_trace(MOONCAKE)).read())
     assert curve.token_hit_rate(curve.possible_hits) == pytest.approx(0.37362, abs=1e-5)

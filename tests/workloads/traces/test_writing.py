@@ -204,6 +204,7 @@ def test_two_that_wait_for_the_same(kind: str, tmp_path: Path) -> None:
     assert [request.arrival_s for request in found] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_published_traces_come_back(tmp_path: Path) -> None:
     mooncake = shared("traces/mooncake_fast25_conversation.jsonl")
     requests = read("mooncake", mooncake)
