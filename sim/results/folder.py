@@ -158,6 +158,12 @@ class RunFolder:
         return None if path is None else read_table(path)
 
     @cached_property
+    def tree_table(self) -> ResultTable | None:
+        """``prefix_tree.parquet``, of engines that keep prefixes in a tree."""
+        path = self.recorded("prefix_tree.parquet")
+        return None if path is None else read_table(path)
+
+    @cached_property
     def transfer_table(self) -> ResultTable | None:
         """``transfers.parquet``, of engines with a tier behind their pool."""
         path = self.recorded("transfers.parquet")

@@ -37,6 +37,7 @@ RESULT_FILES = frozenset(
         "preemptions.parquet",
         "itl.parquet",
         "kv_cache_groups.parquet",
+        "prefix_tree.parquet",
         "tier.parquet",
         "fleet.parquet",
         "transfers.parquet",

@@ -257,6 +257,7 @@ def merged(
     """Return what all ranks recorded as one, requests by id and others in time."""
     groups = [each.group_table for each in recordings]
     found = [table for table in groups if table is not None]
+    trees = [each.tree_table for each in recordings if each.tree_table is not None]
     return RankedRecording(
         step_table=steps,
         request_table=_joined(
@@ -269,6 +270,7 @@ def merged(
         streaks=recordings[0].streaks,
         occupancy_s=sum(each.occupancy_s for each in recordings),
         group_table=_joined(found, "time_s", part) if found else None,
+        tree_table=_joined(trees, "time_s", part) if trees else None,
         parts=tuple(recordings),
     )
 
@@ -331,6 +333,7 @@ class RankTables:
     request_table: ResultTable
     preemption_table: ResultTable
     group_table: ResultTable | None
+    tree_table: ResultTable | None
 
 
 def tables_of_rank(found: Recording | RunFolder, rank: int) -> RankTables:
@@ -344,10 +347,11 @@ def tables_of_rank(found: Recording | RunFolder, rank: int) -> RankTables:
         rows = np.flatnonzero(table[part] == rank)
         return _taken(table.arrow, rows, table.kinds)
 
-    groups = found.group_table
+    groups, tree = found.group_table, found.tree_table
     return RankTables(
         RankSteps(found.step_table, rank, part),
         own(found.request_table),
         own(found.preemption_table),
         None if groups is None else own(groups),
+        None if tree is None else own(tree),
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.results.group_usage import GroupUsage
+    from sim.results.prefix_tree import PrefixTreeUsage
     from sim.results.step_table import Batch, StepSink, StepTable
     from sim.scheduler.base import Preemption, Scheduler
     from sim.scheduler.request import Request
@@ -50,6 +51,8 @@ class Recording:
         there is one.
     fleet_table
         One row a time and pool, of a fleet.
+    tree_table
+        One row a change of what a tree of prefixes holds, if there is one.
     """
 
     step_table: StepTable
@@ -62,6 +65,7 @@ class Recording:
     transfer_table: ResultTable | None = None
     tier_table: ResultTable | None = None
     fleet_table: ResultTable | None = None
+    tree_table: ResultTable | None = None
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -109,6 +113,8 @@ class Recorder:
         Whether steps are kept at all; without them there are no totals either.
     groups
         Takes what kinds of KV cache groups hold, if there are several.
+    tree
+        Takes what a tree of prefixes holds, if there is one.
     front_end_s
         What latencies have besides; see `RequestRows`.
 
@@ -126,9 +132,11 @@ class Recorder:
         *,
         keeps_steps: bool = True,
         groups: GroupUsage | None = None,
+        tree: PrefixTreeUsage | None = None,
         front_end_s: float = 0.0,
     ) -> None:
         self.groups = groups
+        self._tree = tree
         self._sink = sink
         self.num_arrived = 0
         self.num_finished = 0
@@ -239,4 +247,5 @@ class Recorder:
             streaks=self._requests.streaks,
             occupancy_s=occupancy_s,
             group_table=None if self.groups is None else self.groups.table(),
+            tree_table=None if self._tree is None else self._tree.table(),
         )

@@ -77,6 +77,7 @@ class Results:
         }
         more = {
             "kv_cache_groups": recording.group_table,
+            "prefix_tree": recording.tree_table,
             "transfers": recording.transfer_table,
             "tier": recording.tier_table,
             "fleet": recording.fleet_table,

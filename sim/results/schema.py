@@ -171,6 +171,16 @@ KV_CACHE_GROUPS: dict[str, str] = {
 }
 """One row a change, for models whose layers need KV caches of several kinds."""
 
+PREFIX_TREE: dict[str, str] = {
+    "time_s": "float64",  # start of the step from which on it is so
+    "num_evictable_tokens": "int64",  # of the tree, that no request uses
+    "num_protected_tokens": "int64",  # of the tree, that some request uses
+    "num_tree_nodes": "int64",  # without the root
+    "new_token_ratio": "float64",  # falls from here on, a little with each decode
+}
+"""One row a change, for engines that keep prefixes in a tree of tokens: of the tree, or
+a rise of the ratio."""
+
 OFFLOAD_REQUESTS: dict[str, str] = {
     "num_loaded_tokens": "int64",  # of blocks loaded from the tier, over all its loads
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.results.drafts import DraftRecorder
 from sim.results.group_usage import GroupUsage
+from sim.results.prefix_tree import PrefixTreeUsage
 from sim.results.prompts import PromptRecorder
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
@@ -51,6 +52,7 @@ def make_recorder(
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
             "groups": _group_usage(capacity, schedulers[0]) if keeps_steps else None,
+            "tree": _tree_usage(scheduler) if keeps_steps else None,
             "front_end_s": config.front_end_s,
         }
         if drafts is not None:
@@ -77,3 +79,12 @@ def _group_usage(capacity: CapacityEstimate, scheduler: Scheduler) -> GroupUsage
     if len(kinds) < 2 or not getattr(scheduler, "groups", None):
         return None
     return GroupUsage([kind["num_groups"] for kind in kinds])
+
+
+def _tree_usage(scheduler: Scheduler) -> PrefixTreeUsage | None:
+    """Return what takes what a tree of prefixes holds, where the scheduler has one."""
+    if not hasattr(scheduler, "note_tree"):
+        return None
+    usage = PrefixTreeUsage()
+    scheduler.note_tree = usage.note
+    return usage

@@ -171,6 +171,9 @@ def run(config: RunConfig, look: Look, build: Build) -> Run:
         groups = results.recording.group_table
         if groups is not None:
             tables["kv_cache_groups"] = groups.arrow.to_pandas()
+        tree = results.recording.tree_table
+        if tree is not None:
+            tables["prefix_tree"] = tree.arrow.to_pandas()
         summary = dict(results.summary)
     except Exception as error:
         words = _in_words(error)

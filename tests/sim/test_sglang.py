@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,12 +14,20 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.capacity.sglang import default_fraction, defaults_of, most_requests
+from sim.results import schema
+from sim.results.folder import RunFolder
+from sim.results.prefix_tree import mean_between
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.conformance import driver_of, first_difference
 from sim.studies.conformance.workload import DecisionWorkload
 from sim.studies.planning.configurations import serve_command
+from sim.views.plots.memory import kv_cache_usage
+from sim.views.plots.tables import Tables
 from tests.sim.test_config import minimal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def data_of(workload: dict[str, Any] | None = None, **engine: Any) -> dict[str, Any]:
@@ -124,6 +133,9 @@ def test_decodes_on_the_clock_are_those_looked_at_one_by_one(seeds: range) -> No
                 check_exact=True,
                 obj=f"{name} of seed {seed}",
             )
+        assert found.recording.tree_table.arrow.equals(
+            expected.recording.tree_table.arrow
+        ), f"tree of seed {seed}"
         own = {"path", "path_reason"}
         assert {
             key: value for key, value in found.summary.items() if key not in own
@@ -143,6 +155,35 @@ def test_withdrawn_requests_leave_the_clock_as_they_leave_batches() -> None:
             pd.testing.assert_frame_equal(
                 getattr(found, name), getattr(expected, name), check_exact=True
             )
+
+
+def test_the_tree_is_told_beside_the_common_columns(tmp_path: Path) -> None:
+    """Tokens of the tree are those that prompts share; the ratio rises and falls."""
+    results = ran(data_of(schedule_conservativeness=0.01))
+    results.write(tmp_path)
+    rows = RunFolder(tmp_path).tree_table
+    assert rows is not None
+    assert dict(rows.kinds) == schema.PREFIX_TREE
+    held = rows["num_evictable_tokens"] + rows["num_protected_tokens"]
+    assert held.max() <= 640
+    assert (rows["num_tree_nodes"] > 0).tolist() == (held > 0).tolist()
+    assert (held % 16 == 0).all()
+    ratio = rows["new_token_ratio"]
+    assert len(results.preemptions) > 0
+    assert ratio.min() < ratio[0] < ratio.max() <= 1.0  # a retraction raises it
+    without = ran(data_of(disable_radix_cache=True)).recording.tree_table
+    assert not without["num_tree_nodes"].any()
+    assert simulate(parse_config(minimal())).recording.tree_table is None
+
+
+def test_evictable_prefixes_are_drawn_above_what_is_used() -> None:
+    results = simulate(parse_config(data_of(max_total_tokens=1600)))
+    tables = Tables.of(results)
+    edges_s = np.array([0.0, tables.stop_s])
+    (kept,) = mean_between(tables.tree, "num_evictable_tokens", edges_s)
+    assert 0 < kept < 1600
+    labels = kv_cache_usage(tables).axes[0].get_legend_handles_labels()[1]
+    assert "with prefixes kept" in labels
 
 
 def test_prefill_goes_first() -> None:

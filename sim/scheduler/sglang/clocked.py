@@ -178,6 +178,7 @@ class ClockedSglangScheduler(SglangScheduler):
             self.num_recomputed_tokens = output.num_recomputed_tokens
             self._note_prompts(batch, step)
         clock.note_batch(decoded=batch is not None and batch.mode is Mode.DECODE)
+        self._tell_of_tree()
         return shape
 
     def _note_prompts(self, batch: ScheduleBatch, step: int) -> None:

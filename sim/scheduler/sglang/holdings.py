@@ -265,6 +265,14 @@ class Holdings:
             - self.cache.num_evictable_tokens
         )
 
+    @property
+    def tree_counts(self) -> tuple[int, int, int]:
+        """Evictable and protected tokens of the tree, and its nodes."""
+        tree = self.tree
+        if tree is None:
+            return 0, 0, 0
+        return tree.num_evictable_tokens, tree.num_protected_tokens, tree.num_nodes
+
     def usage(self) -> CacheUsage:
         """Return what the cache holds; pages are blocks."""
         num_used, num_stored = self.num_used_tokens, self.num_stored_tokens

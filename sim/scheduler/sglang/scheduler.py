@@ -25,7 +25,7 @@ from sim.scheduler.sglang.settings import RETRACT_DECODE_STEPS
 from sim.scheduler.v1.in_flight import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Sized
+    from collections.abc import Callable, Iterable, Sequence, Sized
 
     from sim.scheduler.base import (
         CacheUsage,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     )
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.sglang.settings import Settings
+
+    NoteTree = Callable[[float, tuple[int, int, int], float], None]
 
 
 class SglangScheduler:
@@ -65,6 +67,9 @@ class SglangScheduler:
         each decode, and rises with a retraction.
     ended
         Requests that the latest result ended, withdrawn ones among them.
+    note_tree
+        Takes, after each call, the time, evictable tokens, protected ones and nodes of
+        the tree, and the ratio; None if nothing does.
     num_lost_requests
         Pushed out for a request that then did not fit: the release forgets them.
 
@@ -93,6 +98,7 @@ class SglangScheduler:
         self.chunked: Entry | None = None
         first_ratio, self._least_ratio, self._ratio_decay = settings.ratios
         self._first_ratio = self.new_token_ratio = first_ratio
+        self.note_tree: NoteTree | None = None
         self._rested_s = inf  # since when nothing is left to do
         self._was_idle = False
         self.ended: list[Request] = []
@@ -181,7 +187,13 @@ class SglangScheduler:
         if batch is not None:
             output.take(batch)
         self._refuse_rejected(output)
+        self._tell_of_tree()
         return output
+
+    def _tell_of_tree(self) -> None:
+        if self.note_tree is not None:
+            counts = self.holdings.tree_counts
+            self.note_tree(self._now_s, counts, self.new_token_ratio)
 
     def _count_evictions(self) -> None:
         if self.tree is None or not self.tree.evictions:

@@ -9,6 +9,7 @@ from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.results.group_usage import mean_blocks
+from sim.results.prefix_tree import mean_between
 from sim.results.summary_rows import layers_in_words
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
@@ -52,6 +53,7 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         if tables.groups is not None:
             _draw_groups(axes, tables, tables.groups)
         style.draw_mean(axes, usage, style.BLUE, "mean")
+        _draw_tree(axes, tables)
         _draw_cpu_usage(axes, tables)
     else:
         style.say(axes, "No engine step in this run")
@@ -86,6 +88,18 @@ def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
         for place, kind in enumerate(kinds)
     ]
     style.draw_stack(axes, columns, layers, _GROUP_LOOKS)
+
+
+def _draw_tree(axes: Axes, tables: Tables) -> None:
+    """Draw how full the pool is with the prefixes that are kept and not in use."""
+    num_blocks, block_size = tables.number("num_gpu_blocks"), tables.block_size
+    if tables.tree is None or not num_blocks or not block_size:
+        return
+    columns = tables.curves.fine
+    kept = mean_between(tables.tree, "num_evictable_tokens", columns.edges_s)
+    used = tables.curves.state["kv_cache_usage_percent"].mean
+    percent = used + 100.0 * kept / (num_blocks * block_size)
+    style.draw_line(axes, columns, percent, style.GREEN, "with prefixes kept")
 
 
 def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:

@@ -52,6 +52,7 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
             found.preemption_table,
             {**results.summary, **ranks[rank]},
             found.group_table,
+            tree=found.tree_table,
         )
         runs.append(Run(f"{part} {rank}", tables, told))
     if part == "engine":

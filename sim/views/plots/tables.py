@@ -63,13 +63,17 @@ class Tables:
     # columns of ``transfers.parquet`` and ``tier.parquet``, where there is a tier
     transfers: Mapping[str, Any] | None = None
     tier: Mapping[str, Any] | None = None
+    # columns of ``prefix_tree.parquet``, where there is one
+    tree: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, results: Results) -> Tables:
         found = results.recording
         tables = found.step_table, found.request_table, found.preemption_table
         tier = found.transfer_table, found.tier_table
-        return cls(*tables, results.summary, found.group_table, *tier)
+        return cls(
+            *tables, results.summary, found.group_table, *tier, tree=found.tree_table
+        )
 
     @cached_property
     def step_table(self) -> StepTable:
