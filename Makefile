@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz fuzz-inputs mutants sbom check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants sbom check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -45,8 +45,13 @@ test-routers: $(VENV)/.installed-dev
 VLLM ?= 0.11.2 0.33.0
 test-hosted: $(VLLM:%=test-hosted-%)
 
-# make hosted VLLM=0.33.0: only the environment, for kvsim conform; docs/hosting.md explains.
-hosted: $(VLLM:%=.venv-hosted-%/.installed)
+# make hosted VLLM=0.33.0, or SGLANG=0.5.9: only the environment, for kvsim conform;
+# docs/hosting.md explains.
+hosted: $(if $(SGLANG),$(SGLANG:%=.venv-hosted-sglang-%/.installed),$(VLLM:%=.venv-hosted-%/.installed))
+
+# make test-hosted-sglang SGLANG=0.5.9: our sglang beside the real one.
+test-hosted-sglang: .venv-hosted-sglang-$(or $(SGLANG),0.5.9)/.installed
+	$(<D)/bin/python -m pytest -q tests/hosted/test_sglang.py
 
 test-hosted-%: .venv-hosted-%/.installed
 	.venv-hosted-$*/bin/python -m pytest -q tests/hosted
@@ -145,13 +150,20 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(UV_PIP) --group docs
 	@touch $@
 
-# vLLM's wheel without what it depends on, what its scheduler imports, and CPU torch.
-.venv-hosted-%/.installed: $(VENV)/.installed tests/hosted/requirements.py
+# An engine's wheel without what it depends on, what its scheduler imports, and CPU torch.
+define HOSTED
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
-	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps vllm==$*
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps $(1)==$*
 	$(BIN)/python tests/hosted/requirements.py $(@D)/lib/python*/site-packages > $(@D)/requirements.txt
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python $(if $(UV_FIND_LINKS),,--torch-backend cpu) \
 	  --requirements $(@D)/requirements.txt --editable . --group test
 	@touch $@
+endef
 
-.PRECIOUS: .venv-hosted-%/.installed
+.venv-hosted-sglang-%/.installed: $(VENV)/.installed tests/hosted/requirements.py
+	$(call HOSTED,sglang)
+
+.venv-hosted-%/.installed: $(VENV)/.installed tests/hosted/requirements.py
+	$(call HOSTED,vllm)
+
+.PRECIOUS: .venv-hosted-%/.installed .venv-hosted-sglang-%/.installed

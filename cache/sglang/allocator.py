@@ -304,6 +304,11 @@ class RequestSlots:
         self.num_slots = num_slots
         self._free = deque(range(num_slots))
 
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken."""
+        return len(self._free)
+
     def take(self) -> int:
         """Take the first free row."""
         if not self._free:

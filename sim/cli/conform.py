@@ -1,10 +1,10 @@
-"""``kvsim conform``: our V1 scheduler beside the installed vLLM's own."""
+"""``kvsim conform``: our schedulers beside those of an installed vLLM or SGLang."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sim.cli import options
 from sim.cli.console import print_json, progress_bar
@@ -27,13 +27,14 @@ def conform(
     async_scheduling: options.Flag = False,
     speculative: options.Flag = False,
     offload: options.Flag = False,
+    engine: Literal["vllm", "sglang"] = "vllm",
     engine_version: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:
-    """Compare our V1 scheduler with the installed vLLM's own, decision by decision.
+    """Compare our scheduler with the installed engine's own, decision by decision.
 
     Each workload goes through both, without a GPU; every field of every step must be
     equal, block ids included. Exit status 1 if one is not: the first workload that
@@ -57,6 +58,8 @@ def conform(
     offload
         Put a CPU tier behind the pool of a random workload, with the offloading
         connector (vLLM 0.33).
+    engine
+        Which installed engine: vLLM beside our v1, or SGLang beside our sglang.
     engine_version
         Release that ours follows. Default: the installed one, or the newest that we
         know if that is newer.
@@ -64,8 +67,6 @@ def conform(
         Where to write the smallest workload that differs.
     """
     from sim.errors import ConfigError
-    from sim.scheduler.hosted.api import load_api, nearest_release
-    from sim.scheduler.v1.dialect import dialect_of
 
     _check_out(out, workloads, overwrite=overwrite)
     for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
@@ -76,12 +77,17 @@ def conform(
             "--offload draws engines with one group of layers and no drafts; give it "
             "without --groups and --speculative"
         )
-    installed = load_api().installed
-    release = engine_version or nearest_release(installed)
-    dialect_of(release)
+    if engine == "sglang" and (groups or async_scheduling or speculative or offload):
+        raise ConfigError(
+            "--engine sglang draws overlap scheduling by itself, and has no groups, "
+            "drafts and tiers here; leave the other options out"
+        )
+    installed, release = _releases(engine, engine_version)
     tried = (
-        _read(workloads, release)
+        _read(workloads, engine, release)
         if workloads
+        else _drawn_sglang(range(seed, seed + num), release)
+        if engine == "sglang"
         else _drawn(
             range(seed, seed + num),
             release,
@@ -95,12 +101,40 @@ def conform(
     total = len(workloads) or num
     with progress_bar(lambda show: show, total, "workloads", shown=shown) as show:
         found = _compare_all(tried, show, is_random=not workloads)
-    result, words = _told(found, installed, release, out)
+    result, words = _told(found, f"{_NAMES[engine]} {installed}", release, out)
     if json:
         print_json(result)
     elif not quiet:
         print(words)
     return EXIT_DIFFERENT if found.differing else 0
+
+
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+_OURS = {"vllm": "v1", "sglang": "sglang"}
+
+
+def _releases(engine: str, engine_version: str | None) -> tuple[str, str]:
+    """Return the release that is installed, and the one that ours follows."""
+    if engine == "sglang":
+        from sim.errors import ConfigError
+        from sim.scheduler.hosted.sglang_api import installed_sglang
+        from sim.scheduler.sglang import SGLANG
+
+        installed = installed_sglang()
+        release = engine_version or installed
+        if not SGLANG.takes(release):
+            raise ConfigError(
+                f"--engine-version must be {SGLANG.versions_in_words} with --engine "
+                f"sglang, got '{release[:40]}'"
+            )
+        return installed, release
+    from sim.scheduler.hosted.api import load_api, nearest_release
+    from sim.scheduler.v1.dialect import dialect_of
+
+    installed = load_api().installed
+    release = engine_version or nearest_release(installed)
+    dialect_of(release)
+    return installed, release
 
 
 def _check_out(out: Path | None, workloads: Sequence[Path], *, overwrite: bool) -> None:
@@ -125,8 +159,10 @@ def _told(
     from sim.studies.conformance import write_log
     from sim.studies.conformance.conform import as_file, smallest
 
-    result = {"installed": installed, "compared_as": release} | found.to_dict()
-    words = f"vLLM {installed} hosted, beside our v1 as {release}\n{found.in_words()}"
+    name, _, version = installed.partition(" ")
+    result = {"installed": version, "compared_as": release} | found.to_dict()
+    ours = _OURS[name.lower()]
+    words = f"{installed} hosted, beside our {ours} as {release}\n{found.in_words()}"
     if found.differing:
         small, difference = smallest(found.differing[0])
         if out is not None:
@@ -136,7 +172,7 @@ def _told(
         kept = f"in {out}" if out is not None else "keep it with --out FILE"
         words += (
             f"\nthe first of them, made small: {len(small.requests)} requests, {kept}\n"
-            + difference.in_words((f"vLLM {installed}", "kvsim"))
+            + difference.in_words((installed, "kvsim"))
         )
     return result, words
 
@@ -203,20 +239,30 @@ def _compare_all(
     return found
 
 
-def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
+def _read(
+    paths: Sequence[Path], engine: str, release: str
+) -> Iterator[DecisionWorkload]:
     from sim.errors import ConfigError
     from sim.studies.conformance import load_workload
 
     for path in paths:
         workload = load_workload(path)
-        if workload.generation != "v1":
+        if workload.generation != _OURS[engine]:
             raise ConfigError(
-                f"{path}: a hosted vLLM takes workloads of V1, and the reference "
-                f"{workload.reference!r} is of {workload.generation}; leave it out"
+                f"{path}: a hosted {_NAMES[engine]} takes workloads of "
+                f"{_OURS[engine]}, and the reference {workload.reference!r} is of "
+                f"{workload.generation}; leave it out"
             )
         yield workload.model_copy(
-            update={"reference": f"vllm {release}", "name": str(path)}
+            update={"reference": f"{engine} {release}", "name": str(path)}
         )
+
+
+def _drawn_sglang(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
+    from sim.studies.conformance.random_sglang import random_sglang_workload
+
+    for seed in seeds:
+        yield random_sglang_workload(seed, release)
 
 
 def _drawn(

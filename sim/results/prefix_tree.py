@@ -17,25 +17,23 @@ if TYPE_CHECKING:
 
 
 class PrefixTreeUsage:
-    """Tokens and nodes of the tree, and the ratio: a row for each change.
+    """Tokens and nodes of the tree, and the ratio: a row for each change of the tree.
 
-    That the ratio falls a little with each decode is no change: a row says what it was
-    when the tree changed or the ratio rose.
+    The ratio falls a little with each decode, and rises where requests are retracted
+    or nothing is left to do: a row says what it was when the tree changed.
     """
 
     def __init__(self) -> None:
-        self._last = (0, 0, 0)
-        self._last_ratio = -1.0
+        self._last = (-1, -1, -1)
         self._times_s = array("d")
         self._counts = array("q")
         self._ratios = array("d")
 
     def note(self, now_s: float, counts: tuple[int, int, int], ratio: float) -> None:
         """Take note of evictable tokens, protected ones and nodes after a call."""
-        if counts == self._last and ratio <= self._last_ratio:
-            self._last_ratio = ratio
+        if counts == self._last:
             return
-        self._last, self._last_ratio = counts, ratio
+        self._last = counts
         self._times_s.append(now_s)
         self._counts.extend(counts)
         self._ratios.append(ratio)

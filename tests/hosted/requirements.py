@@ -1,7 +1,8 @@
-"""What an installed vLLM imports when only its scheduler is wanted, as requirements.
+"""What an engine imports when only its scheduler is wanted, as requirements.
 
 ``python tests/hosted/requirements.py SITE_PACKAGES`` prints them, with the versions
-that the release asks for. vLLM comes as its wheel alone, and CPU torch, not its own.
+that the release asks for. vLLM or SGLang comes as its wheel alone, and CPU torch, not
+its own.
 """
 
 from __future__ import annotations
@@ -59,11 +60,48 @@ LIGHT = frozenset(
 )
 """Everything that 0.11 to 0.33 import on the way to their scheduler, but torch."""
 
+SGLANG = frozenset(
+    {
+        "aiohttp",
+        "dill",
+        "einops",
+        "fastapi",
+        "gguf",
+        "interegular",
+        "ipython",
+        "msgspec",
+        "numpy",
+        "openai",
+        "orjson",
+        "partial-json-parser",
+        "pillow",
+        "prometheus-client",
+        "psutil",
+        "pybase64",
+        "pydantic",
+        "pyzmq",
+        "requests",
+        "sentencepiece",
+        "setproctitle",
+        "tqdm",
+        "transformers",
+        "triton",
+        "uvicorn",
+        "uvloop",
+    }
+)
+"""Everything that SGLang 0.5.9 imports on the way to its scheduler, but torch.
+
+Its paged allocator is a Triton kernel, which Triton's interpreter runs on a CPU.
+"""
+
 BOUNDS = {"numpy": "<2.3", "transformers": "<5"}
 """Tighter than what releases before 0.20 ask for; later packages came after them."""
 
 
-def requirements(asked: list[str], minor: int) -> list[str]:
+def requirements(
+    asked: list[str], minor: int, light: frozenset[str] = LIGHT
+) -> list[str]:
     """Return what to install beside the wheel of a release.
 
     Parameters
@@ -71,26 +109,29 @@ def requirements(asked: list[str], minor: int) -> list[str]:
     asked
         Requirements of the wheel.
     minor
-        Of the release: 33 for 0.33.
+        Of the release of vLLM: 33 for 0.33.
+    light
+        What is wanted of them.
     """
-    versions = dict.fromkeys(LIGHT, "")
+    versions = dict.fromkeys(light, "")
     for line in asked:
         wanted = Requirement(line)
         name = canonicalize_name(wanted.name)
         here = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-        if name in LIGHT and here:
+        if name in light and here:
             versions[name] = str(wanted.specifier)
-    if minor < 20:
+    if light is LIGHT and minor < 20:
         for name, bound in BOUNDS.items():
             versions[name] = ",".join(filter(None, (versions[name], bound)))
     return [*sorted(f"{name}{bounds}" for name, bounds in versions.items()), TORCH]
 
 
 def main(site_packages: str) -> None:
-    """Print the requirements of the vLLM that is installed there."""
-    (vllm,) = distributions(name="vllm", path=[site_packages])
-    minor = int(vllm.version.split(".")[1])
-    print("\n".join(requirements(vllm.requires or [], minor)))
+    """Print the requirements of the vLLM or the SGLang that is installed there."""
+    for name, light in (("vllm", LIGHT), ("sglang", SGLANG)):
+        for wheel in distributions(name=name, path=[site_packages]):
+            minor = int(wheel.version.split(".")[1])
+            print("\n".join(requirements(wheel.requires or [], minor, light)))
 
 
 if __name__ == "__main__":

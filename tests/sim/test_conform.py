@@ -181,7 +181,7 @@ def test_files_of_other_generations_are_refused(
     install(fake_api())
     path = write_workload(tmp_path / "old.json", workload("0.1.0", []))
     assert refused(["conform", str(path)], capsys, tmp_path) == (
-        f"kvsim: {path}: a hosted vLLM takes workloads of V1, and the reference 'vllm "
+        f"kvsim: {path}: a hosted vLLM takes workloads of v1, and the reference 'vllm "
         f"0.1.0' is of cacheflow; leave it out"
     )
 

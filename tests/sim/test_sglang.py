@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ from sim.results.prefix_tree import mean_between
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.conformance import driver_of, first_difference
-from sim.studies.conformance.workload import DecisionWorkload
+from sim.studies.conformance.conform import Comparison, Coverage
+from sim.studies.conformance.random_sglang import random_sglang_workload
+from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 from sim.studies.planning.configurations import serve_command
 from sim.views.plots.memory import kv_cache_usage
 from sim.views.plots.tables import Tables
+from tests.sim.commands import refused
 from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
@@ -400,3 +404,69 @@ def test_overlap_processes_a_result_a_step_later() -> None:
     later = next(line["t"] for line in ahead if "fin" in line)
     assert later == first + 1
     assert first_difference(plain[:first], ahead[:first]) is not None
+
+
+def decided(config: dict[str, Any], requests: list[dict[str, Any]]) -> list[Any]:
+    """Return the lines of a decision workload of a few requests."""
+    raw = {
+        "schema": 1,
+        "reference": "sglang 0.5.9",
+        "config": config,
+        "requests": [
+            {"id": f"r{at}", "arrival_step": 0, "out_seed": at, **request}
+            for at, request in enumerate(requests)
+        ],
+    }
+    return list(driver_of(parse_workload(json.dumps(raw), "here"), check=True).lines())
+
+
+def test_whole_prompts_are_not_mixed_with_decodes() -> None:
+    config = {"enable_mixed_chunk": True, "max_prefill_tokens": 16}
+    requests = [{"prompt": [[at, 12]], "output_len": 4} for at in (1, 2)]
+    for chunk, mode in ((64, "mixed"), (-1, "extend")):
+        lines = decided(config | {"chunked_prefill_size": chunk}, requests)
+        assert [line["mode"] for line in lines[:2]] == ["extend", mode]
+
+
+def test_a_prompt_that_leaves_no_room_to_write_never_decodes() -> None:
+    config = {"context_len": 28, "overlap": True}
+    lines = decided(config, [{"prompt": [[1, 26]], "output_len": 1}])
+    assert [line["mode"] for line in lines] == ["extend", "idle"]
+    assert lines[1]["fin"] == ["r0"]
+
+
+def test_one_that_writes_nothing_holds_its_row_and_the_next_finds_none() -> None:
+    config = {"context_len": 28, "overlap": True, "max_running_requests": 1}
+    config |= {"max_prefill_tokens": 1}
+    requests = [{"prompt": [[at, 26]], "output_len": 1} for at in (1, 2)]
+    *_, last = decided(config, requests)
+    assert last["error"].startswith("alloc_req_slots runs out of memory")
+
+
+def test_who_was_turned_away_is_not_withdrawn() -> None:
+    config = {"max_queued_requests": 1}
+    requests = [{"prompt": [[at, 4]], "output_len": 1} for at in (1, 2)]
+    requests[1]["abort_step"] = 0
+    first, *_ = decided(config, requests)
+    assert first["reject"] == ["r1"]
+    assert "abort" not in first
+
+
+def test_random_workloads_reach_its_rules() -> None:
+    reached = Coverage()
+    for seed in range(40):
+        workload = random_sglang_workload(seed, "0.5.9")
+        ours = list(driver_of(workload, check=True).lines())
+        reached.add(workload, Comparison(None, ours))
+    assert reached.num_preemptions > 5
+    for name in ("overlap", "pages", "evictions", "retractions", "chunks", "aborts"):
+        assert reached.workloads_with[name], name
+
+
+def test_conform_says_that_there_is_no_sglang(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = refused(["conform", "--engine", "sglang"], capsys, tmp_path)
+    assert "'make hosted SGLANG=0.5.9'" in said
+    said = refused(["conform", "--engine", "sglang", "--groups"], capsys, tmp_path)
+    assert "leave the other options out" in said

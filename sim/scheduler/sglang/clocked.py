@@ -121,7 +121,7 @@ class ClockedSglangScheduler(SglangScheduler):
         """Return why decodes are looked at one by one, empty if they are not."""
         del cache
         for reason, is_known in (
-            ("with enable_mixed_chunk", not settings.enable_mixed_chunk),
+            ("with enable_mixed_chunk", not settings.is_mixed),
             ("with priorities", not settings.enable_priority_scheduling),
             ("with max_queued_requests", settings.max_queued_requests is None),
         ):
@@ -240,6 +240,7 @@ class ClockedSglangScheduler(SglangScheduler):
             or self.queue.dropped
             or self.chunked is not None
             or any(each.mode is not Mode.DECODE for each in self._awaited)
+            or (self.note_tree and self._told_of_tree != self.holdings.tree_counts)
         ):
             return 0
         # batches that no eviction is needed for, even if all open pages at once

@@ -99,11 +99,18 @@ class Holdings:
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Give requests slots for the tokens of a prefill batch."""
-        size = self._page_size
-        for entry in entries:
-            if entry.slot < 0:
-                entry.slot = self.request_slots.take()
-                self._count(entry, 1)
+        size, num_free = self._page_size, self.request_slots.num_free
+        newcomers = [entry for entry in entries if entry.slot < 0]
+        if len(newcomers) > num_free:
+            # beside one that may write nothing: it runs no more, and holds its row
+            raise OutOfMemoryError(
+                "alloc_req_slots runs out of memory. Please set a smaller number for "
+                "`--max-running-requests`. req_to_token_pool.available_size()="
+                f"{num_free}, num_reqs={len(entries)}, "
+            )
+        for entry in newcomers:
+            entry.slot = self.request_slots.take()
+            self._count(entry, 1)
         num_tokens = sum(entry.num_extend_tokens for entry in entries)
         self.cache.make_room(num_tokens + (0 if size == 1 else len(entries) * size))
         grown = [

@@ -206,6 +206,8 @@ class ScheduleBatch:
         Its request of which only a chunk is computed.
     num_decoding
         Of a mixed one: the last entries, which decode.
+    is_prefill_only
+        None of its requests may write a token, so that none will decode.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -213,6 +215,7 @@ class ScheduleBatch:
     mode: Mode = Mode.EXTEND
     chunked: Entry | None = None
     num_decoding: int = 0
+    is_prefill_only: bool = False
 
     def filter(self, excluded: Iterable[Entry | None] = ()) -> bool:
         """Drop requests that have finished, and some others; return whether any was."""

@@ -99,6 +99,7 @@ class SglangScheduler:
         first_ratio, self._least_ratio, self._ratio_decay = settings.ratios
         self._first_ratio = self.new_token_ratio = first_ratio
         self.note_tree: NoteTree | None = None
+        self._told_of_tree = (0, 0, 0)
         self._rested_s = inf  # since when nothing is left to do
         self._was_idle = False
         self.ended: list[Request] = []
@@ -192,7 +193,7 @@ class SglangScheduler:
 
     def _tell_of_tree(self) -> None:
         if self.note_tree is not None:
-            counts = self.holdings.tree_counts
+            counts = self._told_of_tree = self.holdings.tree_counts
             self.note_tree(self._now_s, counts, self.new_token_ratio)
 
     def _count_evictions(self) -> None:
@@ -211,10 +212,11 @@ class SglangScheduler:
         if last is not None and last.mode is not Mode.DECODE:
             if last.filter((chunked, last.chunked)):
                 running.is_full = False
-            if last.entries and not running.entries:
-                self.running_batch = ScheduleBatch(last.entries)
-            elif last.entries:
-                running.entries = running.entries + last.entries
+            decoding = [] if last.is_prefill_only else last.entries
+            if decoding and not running.entries:
+                self.running_batch = ScheduleBatch(decoding)
+            elif decoding:
+                running.entries = running.entries + decoding
         batch = self._prefill_batch(output)
         if batch is not None or not self.running_batch.entries:
             return batch
@@ -228,7 +230,7 @@ class SglangScheduler:
             running.is_full = False
         if self.chunked is None and (running.is_full or not self.queue.entries):
             return None
-        is_mixed = settings.enable_mixed_chunk
+        is_mixed = settings.is_mixed
         num_running = len(running.entries)
         self._policy.sort(self.queue.entries)
         adder = PrefillAdder(
@@ -256,6 +258,7 @@ class SglangScheduler:
         if self.chunked is not None:
             self.chunked.num_chunks += 1
         batch = ScheduleBatch(adder.taken, mode=Mode.EXTEND, chunked=self.chunked)
+        batch.is_prefill_only = all(each.max_new_tokens == 0 for each in batch.entries)
         for entry in batch.entries:
             self.holdings.admit(entry, self._now_s)
         self.holdings.extend(batch.entries)
@@ -265,7 +268,7 @@ class SglangScheduler:
                 self.holdings.grow(running.entries)
                 batch.entries = batch.entries + running.entries
                 batch.num_decoding = len(running.entries)
-                batch.mode = Mode.MIXED
+                batch.mode, batch.is_prefill_only = Mode.MIXED, False
             self.running_batch = ScheduleBatch(is_full=running.is_full)
         return batch
 

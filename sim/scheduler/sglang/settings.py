@@ -45,7 +45,7 @@ class Settings:
     prefill_max_requests
         Most requests of a prefill batch, or None.
     enable_mixed_chunk
-        Whether running requests decode in prefill batches, too.
+        Whether running requests decode in prefill batches, too; not with whole prompts.
     schedule_policy
         Order of the queue: see `SCHEDULE_POLICIES`.
     schedule_conservativeness
@@ -159,6 +159,11 @@ class Settings:
         """Most prompt tokens of a batch; None for no limit."""
         size = self.chunked_prefill_size
         return size if self.enable_chunked_prefill and size > 0 else None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether running requests decode beside chunks."""
+        return self.enable_mixed_chunk and self.chunk is not None
 
     @property
     def policy(self) -> str:

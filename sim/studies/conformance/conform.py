@@ -1,4 +1,4 @@
-"""Our V1 scheduler beside the installed engine's: the same workload through both."""
+"""Our scheduler beside the installed engine's: the same workload through both."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from cache.v1.specs import (
     SlidingWindowSpec,
 )
 from sim.errors import SchedulerError, UserError
+from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.diff import Difference, first_difference
-from sim.studies.conformance.driver import (
-    DecisionDriver,
-    hosted_scheduler,
-    make_scheduler,
-)
+from sim.studies.conformance.driver import DecisionDriver, hosted_scheduler
+from sim.studies.conformance.pair import driver_of
+from sim.studies.conformance.sglang import hosted_lines
 from sim.studies.conformance.shrink import shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cache.v1.specs import KVCacheLayout
-    from sim.scheduler.base import Scheduler
     from sim.scheduler.log.lines import Line
     from sim.studies.conformance.kv_planning import KvCache
+    from sim.studies.conformance.pair import PairDriver
+    from sim.studies.conformance.sglang import SglangDriver
     from sim.studies.conformance.workload import DecisionWorkload
 
-    Hosted = Callable[[DecisionWorkload], Scheduler]
+    Hosted = Callable[[DecisionWorkload], list[Line]]
+
+
+_PREEMPTED = ("preempt", "retract")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class Comparison:
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions of the hosted engine."""
-        return sum(len(line.get("preempt", ())) for line in self.lines)
+        """Preemptions of the hosted engine; retractions are."""
+        return sum(len(line.get(key, ())) for line in self.lines for key in _PREEMPTED)
 
 
 @dataclass(slots=True)
@@ -69,6 +72,10 @@ class Coverage:
         self.num_steps += len(comparison.lines)
         self.num_preemptions += comparison.num_preemptions
         config = workload.config
+        if workload.generation == SGLANG.name:
+            facts = _sglang_facts(workload.engine.model_dump(), comparison.lines)
+            self.workloads_with.update({name: int(hit) for name, hit in facts.items()})
+            return
         seen = {
             "preemptions": comparison.num_preemptions > 0,
             "prefix caching": bool(config.get("enable_prefix_caching", True)),
@@ -126,6 +133,31 @@ def _is_padded(line: Line) -> bool:
     )
 
 
+def _sglang_facts(config: dict[str, Any], lines: list[Line]) -> dict[str, bool]:
+    """Return which rules of SGLang acted."""
+    names = {
+        "retractions": "retract",
+        "requests pushed out": "preempt",
+        "evictions": "evict",
+        "chunks": "chunked",
+        "refused requests": "reject",
+        "aborts": "abort",
+        "deaths": "error",
+    }
+    return {
+        "overlap": bool(config["overlap"]),
+        "pages": config["page_size"] > 1,
+        "no radix cache": bool(config["disable_radix_cache"]),
+        "mixed batches": any(line.get("mode") == "mixed" for line in lines),
+        "priorities": bool(config["enable_priority_scheduling"]),
+        **{
+            f"order {kind}": config["schedule_policy"] == kind
+            for kind in ("lpm", "dfs-weight", "lof")
+        },
+        **{name: any(key in line for line in lines) for name, key in names.items()},
+    }
+
+
 def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
     """Return which rules of a CPU tier acted."""
     loads = [job for line in lines for job in line.get("load", ())]
@@ -166,18 +198,27 @@ def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:
     }
 
 
-def compare(
-    workload: DecisionWorkload,
-    hosted: Hosted = hosted_scheduler,
-) -> Comparison:
+def installed_lines(workload: DecisionWorkload) -> list[Line]:
+    """Return the log of the installed engine, vLLM or SGLang.
+
+    Raises
+    ------
+    SchedulerError
+        If it is not installed, or cannot be set up so.
+    """
+    if workload.generation == SGLANG.name:
+        return hosted_lines(workload)
+    return _lines(DecisionDriver(workload, scheduler=hosted_scheduler(workload)))
+
+
+def compare(workload: DecisionWorkload, hosted: Hosted = installed_lines) -> Comparison:
     """Take a workload through the installed engine's scheduler and through ours."""
-    theirs = _lines(DecisionDriver(workload, scheduler=hosted(workload)))
-    ours = _lines(DecisionDriver(workload, scheduler=make_scheduler(workload)))
+    theirs, ours = hosted(workload), _lines(driver_of(workload))
     return Comparison(first_difference(theirs, ours), theirs)
 
 
 def smallest(
-    workload: DecisionWorkload, hosted: Hosted = hosted_scheduler
+    workload: DecisionWorkload, hosted: Hosted = installed_lines
 ) -> tuple[DecisionWorkload, Difference]:
     """Return a small part of a workload that differs, and where it does."""
 
@@ -212,11 +253,13 @@ def _kv_as_file(kv: KvCache) -> dict[str, Any]:
     return kv.model_dump(mode="json", exclude_defaults=True)
 
 
-def _lines(driver: DecisionDriver) -> list[Line]:
+def _lines(driver: DecisionDriver | PairDriver | SglangDriver) -> list[Line]:
     """Return a whole log; a scheduler that gives up ends it with what it said."""
     lines: list[Line] = []
     try:
         lines.extend(driver.lines())
     except SchedulerError as error:
+        if not isinstance(driver, DecisionDriver):
+            raise
         lines.append({"t": driver.step, "error": str(error)})
     return lines

@@ -61,12 +61,14 @@ def as_workload(
     config: dict[str, Any],
     requests: list[dict[str, Any]],
     kv: dict[str, Any] | None = None,
+    *,
+    engine: str = "vllm",
 ) -> DecisionWorkload:
     """Return a workload as if it were read from a file."""
     raw = {
         "schema": 1,
         "name": name,
-        "reference": f"vllm {release}",
+        "reference": f"{engine} {release}",
         "config": config,
         "kv": kv,
         "requests": requests,

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.sampling import InFlightSampler
+from sim.scheduler.hosted.sglang import HostedSglang
 from sim.scheduler.log.lines import names_of
 from sim.scheduler.log.sglang import SglangLog
 from sim.scheduler.sglang.holdings import OutOfMemoryError
@@ -14,6 +15,7 @@ from sim.scheduler.sglang.scheduler import SglangScheduler
 from sim.scheduler.sglang.settings import Settings
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import SglangEngine
+from sim.studies.conformance.stream_tokens import token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,11 +108,12 @@ class SglangDriver:
         self.ending = "cut"
 
     def _abort_due(self, step: int) -> Line:
+        refused = {each.request for each in self.scheduler.queue.rejected}
         aborted = []
         while self._aborts and self._aborts[0][0] <= step:
             name = self._aborts.popleft()[1]
             request = self._requests[name]
-            if not request.status.is_finished:
+            if not (request.status.is_finished or request in refused):
                 self.scheduler.abort(request)
                 aborted.append(name)
         return {"abort": aborted} if aborted else {}
@@ -134,6 +137,42 @@ class SglangDriver:
     def _prove(self) -> None:
         if self._check:
             self.scheduler.check()
+
+
+def hosted_lines(workload: DecisionWorkload) -> list[Line]:
+    """Return the log that the installed SGLang's own event loop gives.
+
+    Raises
+    ------
+    SchedulerError
+        If no SGLang that we know is installed, or the settings do not fit together.
+    """
+    engine = workload.engine
+    assert isinstance(engine, SglangEngine)
+    settings = engine.model_dump()
+    Settings(
+        **{key: value for key, value in settings.items() if key != "max_steps"},
+        engine_version=workload.engine_version,
+    )
+    seeds = {raw.id: raw.out_seed for raw in workload.requests}
+    requests = [
+        {
+            **raw.model_dump(
+                include={
+                    *("id", "arrival_step", "output_len", "ignore_eos", "abort_step"),
+                }
+            ),
+            "prompt": [
+                token(seed, index)
+                for seed, length in raw.prompt
+                for index in range(length)
+            ],
+            "priority": raw.priority if "priority" in raw.model_fields_set else None,
+        }
+        for raw in workload.requests
+    ]
+    hosted = HostedSglang(settings, requests, lambda name, at: token(seeds[name], at))
+    return hosted.lines()
 
 
 def requests_of(workload: DecisionWorkload, settings: Settings) -> dict[str, Request]:

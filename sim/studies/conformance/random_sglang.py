@@ -1,0 +1,82 @@
+"""Random decision workloads for SGLang: short of tokens most of the time."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from sim.scheduler.sglang.settings import SCHEDULE_POLICIES
+from sim.studies.conformance.random_v1 import (
+    ABORTED_SHARE,
+    as_workload,
+    random_requests,
+    withdraw_some,
+)
+from sim.studies.conformance.workload import DecisionWorkload  # noqa: TC001
+
+_EVICTIONS = ("lru", "lru", "lfu", "fifo", "mru", "filo", "priority")
+
+
+def random_sglang_workload(seed: int, release: str) -> DecisionWorkload:
+    """Return the workload of a seed, for an engine of a release."""
+    draw = Random(f"sglang {seed}")
+    config = _random_config(draw)
+    is_by_priority = config.get("enable_priority_scheduling", False)
+    requests = random_requests(
+        draw,
+        {
+            "max_model_len": min(config["context_len"], config["max_total_num_tokens"])
+            - 1,
+            "policy": "priority" if is_by_priority else "fcfs",
+        },
+    )
+    for index, request in enumerate(requests):
+        # SGLang withdraws every request whose id begins with the one that is named
+        request["id"] = f"r{index:03d}"
+        if "priority" in request:
+            request["priority"] *= draw.choice((1, 7, 20))
+            if draw.random() < 0.1:
+                del request["priority"]
+        if draw.random() < 0.2:
+            request["ignore_eos"] = True
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
+    return as_workload(f"seed {seed}", release, config, requests, engine="sglang")
+
+
+def _random_config(draw: Random) -> dict[str, Any]:
+    """Return an engine's keys; few pages, as their allocator is slow on a CPU."""
+    page_size = draw.choice((1, 1, 1, 1, 1, 1, 1, 4, 16))
+    num_pages = draw.randint(6, draw.choice((20, 200)))
+    total = max(page_size * num_pages, 32)
+    total -= total % page_size
+    context_len = draw.randint(max(16, total // 2), max(24, total + 20))
+    chunk = draw.choice((-1, draw.randint(1, 8), draw.randint(8, 64), 128, 8192))
+    config: dict[str, Any] = {
+        "max_total_num_tokens": total,
+        "page_size": page_size,
+        "max_running_requests": draw.choice((1, 2, 4, 8, 16, 64)),
+        "context_len": context_len,
+        "chunked_prefill_size": chunk if chunk < 0 else _pages(chunk, page_size),
+        "max_prefill_tokens": draw.choice((16, 64, 256, 16384)),
+        "prefill_max_requests": draw.choice((None, None, None, 1, 3)),
+        "enable_mixed_chunk": draw.random() < 0.3,
+        "schedule_conservativeness": draw.choice((0.0, 0.05, 0.3, 1.0, 1.0, 1.3)),
+        "disable_radix_cache": draw.random() < 0.2,
+        "radix_eviction_policy": draw.choice(_EVICTIONS),
+        "max_queued_requests": draw.choice((None, None, None, draw.randint(1, 6))),
+        "overlap": draw.random() < 0.5,
+        "need_sort": draw.random() < 0.15,
+    }
+    if draw.random() < 0.35:
+        config["enable_priority_scheduling"] = True
+        config["schedule_policy"] = draw.choice(("fcfs", "lof"))
+        config["schedule_low_priority_values_first"] = draw.random() < 0.5
+        config["priority_scheduling_preemption_threshold"] = draw.choice((0, 1, 5, 10))
+    else:
+        config["schedule_policy"] = draw.choice(SCHEDULE_POLICIES)
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size
