@@ -46,7 +46,7 @@ COMMANDS = {
     "size": "Say what to buy to serve traffic within objectives, in one line.",
     "capacity": "Predict the number of KV blocks, explained GiB by GiB.",
     "decisions": "Write a schedule step by step, or show where two part.",
-    "conform": "Compare our scheduler with the installed vLLM's own, decision by "
+    "conform": "Compare our scheduler with the installed engine's own, decision by "
     "decision.",
     "validate": "Simulate a run that was measured, and report the errors.",
     "plot": "Draw figures of runs, of a sweep or of a plan.",

@@ -35,6 +35,12 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "v0_2": TIGHT | {"scheduler": "v0_2"},
     "cacheflow": TIGHT | {"scheduler": "cacheflow"},
     "hf_fifo": TIGHT | {"scheduler": "hf_fifo"},
+    "sglang": {
+        "scheduler": "sglang",
+        "max_total_tokens": 1120,
+        "max_model_len": 1024,
+        "schedule_conservativeness": 0.05,
+    },
     "gpt-oss": {
         "model": "openai/gpt-oss-20b",
         "num_gpu_blocks_override": 200,

@@ -443,6 +443,16 @@ def test_one_that_writes_nothing_holds_its_row_and_the_next_finds_none() -> None
     assert last["error"].startswith("alloc_req_slots runs out of memory")
 
 
+def test_a_model_without_room_is_said_in_its_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["capacity", "--model", "zai-org/GLM-5", "--gpu", "b200_sxm", "--engine"]
+    words += ["sglang", "--tensor-parallel-size", "8"]
+    said = refused(words, capsys, tmp_path)
+    assert "no room for a KV cache: zai-org/GLM-5 on b200_sxm leaves -" in said
+    assert said.endswith("or a larger mem_fraction_static")
+
+
 def test_who_was_turned_away_is_not_withdrawn() -> None:
     config = {"max_queued_requests": 1}
     requests = [{"prompt": [[at, 4]], "output_len": 1} for at in (1, 2)]
@@ -450,6 +460,37 @@ def test_who_was_turned_away_is_not_withdrawn() -> None:
     first, *_ = decided(config, requests)
     assert first["reject"] == ["r1"]
     assert "abort" not in first
+
+
+def test_the_token_that_a_withdrawn_request_ends_with_counts() -> None:
+    """What it would write yet is set aside for as long as it stands in the batch."""
+    config = {"max_total_num_tokens": 40, "page_size": 4, "max_running_requests": 4}
+    config |= {"context_len": 34, "chunked_prefill_size": 4, "overlap": True}
+    config |= {"schedule_conservativeness": 0.3, "disable_radix_cache": True}
+    config |= {"enable_priority_scheduling": True}
+    requests = [
+        {"prompt": [[2, 1]], "output_len": 30, "ignore_eos": True, "abort_step": 6},
+        {"prompt": [[2, 1]], "output_len": 31},
+    ]
+    lines = decided(config, requests)
+    assert lines[7]["batch"] == [["r1", 1, 0, 1]]
+    assert "full" not in lines[7]  # 24 tokens x 0.208 beside 35 of 40
+
+
+def test_a_prompt_that_is_cut_for_good_decodes_behind_its_prompt() -> None:
+    config = {"max_total_num_tokens": 244, "page_size": 4, "context_len": 220}
+    config |= {"max_running_requests": 16, "chunked_prefill_size": 12}
+    config |= {"enable_mixed_chunk": True, "schedule_conservativeness": 0.0}
+    config |= {"disable_radix_cache": True, "max_prefill_tokens": 16}
+    requests = [
+        {"prompt": [[933, 1]], "output_len": 2},
+        {"prompt": [[1, 1]], "output_len": 2},
+        {"prompt": [[305, 9]], "output_len": 2},
+        {"prompt": [[834, 3]], "output_len": 1, "ignore_eos": True},
+    ]
+    lines = decided(config, requests)
+    assert lines[1]["batch"][:2] == [["r2", 8, 0, 2], ["r3", 2, 0, 3]]
+    assert lines[2]["batch"] == [["r3", 1, 2, 3], ["r2", 1, 9, 2]]
 
 
 def test_random_workloads_reach_its_rules() -> None:

@@ -170,14 +170,12 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
         )
     other = parts.non_torch_bytes + parts.cuda_graph_bytes
     smaller = ", a smaller block_size" if parts.available_kv_bytes > 0 else ""
-    batch = arguments.max_num_batched_tokens, arguments.max_num_seqs
-    named = "max_num_batched_tokens", "max_num_seqs"
-    value = batch[named.index(parts.activation_argument)]
-    less = (
-        f" or less than {value} for {parts.activation_argument}"
-        if parts.available_kv_bytes + parts.activation_peak_bytes > 0
-        else ""
-    )
+    argument, less = parts.activation_argument, ""
+    share = "gpu_memory_utilization"
+    if argument == "mem_fraction_static":
+        share = argument
+    elif parts.available_kv_bytes + parts.activation_peak_bytes > 0:
+        less = f" or less than {getattr(arguments, argument)} for {argument}"
     return (
         f"no room for a KV cache: {arguments.model.name} on {arguments.gpu.name}"
         f" leaves {parts.available_kv_bytes / GIB:.2f} GiB of"
@@ -185,7 +183,7 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
         f" {parts.weights_bytes / GIB:.2f}, activations"
         f" {parts.activation_peak_bytes / GIB:.2f}, other {other / GIB:.2f}); use a"
         f" larger tensor_parallel_size, quantization, a larger GPU{smaller}{less}, or"
-        " a larger gpu_memory_utilization"
+        f" a larger {share}"
     )
 
 

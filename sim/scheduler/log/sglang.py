@@ -51,11 +51,25 @@ class SglangLog:
             self._name(entry)
             if output.mode is Mode.DECODE
             else [self._name(entry), num_new, before, entry.slot]
-            for entry, before, num_new in output.entries
+            for entry, before, num_new in self._entries(output)
         ]
         if tables := self._changed_tables(output):
             line["kv"] = tables
         return line
+
+    def _entries(self, output: SglangOutput) -> list[tuple[Entry, int, int]]:
+        """Return the batch, decodes with the tokens before them as the release says.
+
+        It goes by what they have written, which is not what they store where a prompt
+        was cut for good: by a request without EOS that was cut in the same call.
+        """
+        num_prompts = len(output.entries) - output.num_decoding
+        is_ahead = self.scheduler.settings.overlap
+        decodes = [
+            (entry, entry.num_tokens - (not is_ahead), num_new)
+            for entry, _, num_new in output.entries[num_prompts:]
+        ]
+        return output.entries[:num_prompts] + decodes
 
     def _name(self, entry: Entry) -> str:
         return self.names[entry.request.request_id]

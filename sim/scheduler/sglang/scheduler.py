@@ -493,6 +493,7 @@ class SglangScheduler:
         self.ended.append(entry.request)
         if entry.is_ended:
             self._ending.remove(entry)
+            entry.max_new_tokens -= 1  # for the token that it ended with, which is lost
         else:
             del self._entries[entry.request]
 
