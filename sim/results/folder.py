@@ -43,6 +43,9 @@ TABLES: Final[Mapping[str, Iterable[str]]] = {
 }
 """Tables of every run, and their columns."""
 
+_RANKS: Final = ("ranks", "data-parallel ranks", "rank")
+_ENGINES: Final = ("engines", "engines of a fleet", "engine")
+"""Parts of a run: their key in a summary, in words, and their column."""
 _KINDS: Final[Mapping[str, type]] = {
     "title": str,
     "scheduling": str,
@@ -113,10 +116,14 @@ class RunFolder:
 
     def of_one_engine(self) -> Self:
         """Return it, or refuse a run of several engines."""
-        for key, what, column in (
-            ("ranks", "data-parallel ranks", "rank"),
-            ("engines", "engines of a fleet", "engine"),
-        ):
+        return self._alone(_RANKS, _ENGINES)
+
+    def of_no_ranks(self) -> Self:
+        """Return it, of an engine or of a fleet, or refuse one of ranks."""
+        return self._alone(_RANKS)
+
+    def _alone(self, *of: tuple[str, str, str]) -> Self:
+        for key, what, column in of:
             if parts := self.summary.get(key):
                 raise ResultsError(
                     f"'{self.directory}' is of {len(parts)} {what}, and this is built "

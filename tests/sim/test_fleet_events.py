@@ -47,7 +47,10 @@ def simulation_of(
     replicas: int = 3,
     stepwise: bool = False,
 ) -> Simulation:
-    fleet = fleet_of(replicas, kind) | {"events": list(events)}
+    told: dict[str, Any] = {}
+    if kind == "dynamo_kv" and not generation.startswith("v1"):
+        told["use_kv_events"] = False  # these engines do not tell what they cache
+    fleet = fleet_of(replicas, kind, **told) | {"events": list(events)}
     data = data_of(GENERATIONS[generation], fleet, 120, 60.0)
     return Simulation(parse_config(data), stepwise=stepwise)
 
@@ -212,6 +215,12 @@ def test_clients_that_wait_see_the_answer_of_the_second_try() -> None:
     fleet = fleet_of(3, "session") | {"events": [event(1.0, "die", 0)]}
     data = data_of(GENERATIONS["v1"], fleet) | {"workload": SESSIONS}
     assert checked(Simulation(parse_config(data))).summary["completed"] == 36
+
+
+@pytest.mark.parametrize("generation", ["cacheflow", "v1"])
+def test_dynamo_outlives_engines_that_tell_nothing(generation: str) -> None:
+    results = checked(simulation_of(EVENTS, generation, kind="dynamo_kv"))
+    assert results.summary["completed"] == 120
 
 
 def fates() -> st.SearchStrategy[list[Event]]:

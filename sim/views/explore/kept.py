@@ -176,6 +176,7 @@ class _Held:
     blocks = None
     transfer_table = None
     tier_table = None
+    fleet_table = None
     tree_table = None
 
     def __init__(self, kept: Kept) -> None:

@@ -12,7 +12,7 @@ from sim.views.report.html import Markup, element, paragraph
 from sim.views.report.looks import tag
 from sim.views.report.page import Figures, page
 from sim.views.report.plotly_charts import PlotlyFigures, plotly_script
-from sim.views.report.sections import RUN_SECTIONS
+from sim.views.report.sections import FLEET_SECTIONS, RUN_SECTIONS
 from sim.views.report.sections.plan import PLAN_SECTIONS
 from sim.views.report.sections.sweep import SWEEP_SECTIONS, load_sweep
 from sim.views.report.source import load_runs
@@ -85,8 +85,9 @@ def _of_runs(
     directories: Sequence[Path], figures: Figures, on_section: OnSection | None
 ) -> str:
     runs = load_runs(directories)
+    of_kind = FLEET_SECTIONS if any(run.is_fleet for run in runs) else RUN_SECTIONS
     sections = [
-        each for each in RUN_SECTIONS if each.is_needed is None or each.is_needed(runs)
+        each for each in of_kind if each.is_needed is None or each.is_needed(runs)
     ]
     parts = _parts(sections, runs, on_section)
     title = str(runs[0].summary.get("title", runs[0].label))

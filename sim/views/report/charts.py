@@ -105,7 +105,17 @@ class Level:
     y: float
 
 
-Series: TypeAlias = Steps | Stack | Line | Points | Bars | Level
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Cells of equal columns, a row for each whole y from 0 on: the darker the more."""
+
+    name: str  # of the values, with their unit
+    width: float  # of a column, in units of the x axis; the first begins at 0
+    values: Floats  # rows, and columns
+    high: float  # the value of the darkest cell
+
+
+Series: TypeAlias = Steps | Stack | Line | Points | Bars | Level | Heat
 
 
 @dataclass(frozen=True, slots=True)

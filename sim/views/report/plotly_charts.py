@@ -302,6 +302,26 @@ def _(series: charts.Bars) -> list[Spec]:
     return [trace | _hover(series.texts)]
 
 
+@_traces.register
+def _(series: charts.Heat) -> list[Spec]:
+    rows, columns = series.values.shape
+    trace: Spec = {
+        "type": "heatmap",
+        "name": _safe(series.name),
+        "x": [_rounded((place + 0.5) * series.width) for place in range(columns)],
+        "y": list(range(rows)),
+        "z": [_numbers(row) for row in series.values],
+        "zmin": 0.0,
+        "zmax": series.high,
+        "colorscale": "Cividis",
+        "colorbar": {"title": {"text": _safe(series.name), "side": "right"}},
+        "hovertemplate": (
+            "%{yaxis.title.text} %{y}, %{x:,.6~g}: %{z:,.4~g}<extra></extra>"
+        ),
+    }
+    return [trace]
+
+
 def _hover(texts: Sequence[str]) -> Spec:
     if not texts:
         return {"hovertemplate": f"{_HOVER}<extra></extra>"}

@@ -85,6 +85,9 @@ class Found(Protocol):
     @property
     def tier_table(self) -> ResultTable | None: ...
 
+    @property
+    def fleet_table(self) -> ResultTable | None: ...
+
     def columns(self, table: str, names: Sequence[str]) -> Columns: ...
 
     def recorded(self, name: str) -> Path | None: ...
@@ -126,9 +129,17 @@ class Run:
     def preemptions(self) -> Columns:
         return self.folder.columns("preemptions", [*schema.PREEMPTIONS])
 
+    @property
+    def is_fleet(self) -> bool:
+        """Whether several engines behind a router ran."""
+        return bool(self.summary.get("engines"))
+
     @cached_property
     def steps(self) -> Reduced:
+        """The steps of an engine; of a fleet, drawn engine by engine, their end."""
         s = self.summary
+        if self.is_fleet:
+            return Reduced(max(float(s["duration"]), 1e-9), s["num_steps"])
         limits = Limits(s["max_num_seqs"], s["max_num_batched_tokens"])
         last_s = float(self.preemptions["time_s"].max(initial=0.0))
         try:
@@ -151,7 +162,7 @@ def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
     }
     runs = []
     for number, (label, path) in enumerate(zip(labels(paths), paths, strict=True), 1):
-        folder = RunFolder(path, needed, NUMBERS).of_one_engine()
+        folder = RunFolder(path, needed, NUMBERS).of_no_ranks()
         folder.config  # noqa: B018 - read, so that damage is told before anything is drawn
         runs.append(Run(number, label, folder))
     return tuple(runs)

@@ -267,6 +267,34 @@ def _(series: charts.Level, axes: Axes) -> None:
     )
 
 
+@_add.register
+def _(series: charts.Heat, axes: Axes) -> None:
+    rows, columns = series.values.shape
+    image = axes.imshow(
+        series.values,
+        aspect="auto",
+        origin="lower",
+        interpolation="none",
+        cmap="cividis",
+        vmin=0.0,
+        vmax=series.high,
+        extent=(0.0, columns * series.width, -0.5, rows - 0.5),
+    )
+    height_px = axes.get_window_extent().height
+    above, thick = 1.0 + 5.0 / height_px, 6.0 / height_px
+    bar = axes.figure.colorbar(
+        image, cax=axes.inset_axes((0.6, above, 0.4, thick)), orientation="horizontal"
+    )
+    bar.ax.xaxis.set_ticks_position("top")
+    axes.text(
+        *(0.58, above, _plain(series.name)),
+        transform=axes.transAxes,
+        ha="right",
+        fontsize=8,
+    )
+    axes.grid(visible=False)
+
+
 def _edges(number: int, width: float) -> Floats:
     edges: Floats = np.arange(number + 1.0) * width
     return edges

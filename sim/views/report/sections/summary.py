@@ -217,6 +217,11 @@ def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
         yield from _advice(run)
     yield _preempted(run)
     yield _full(run)
+    yield from served(run)
+
+
+def served(run: Run) -> Iterator[Markup]:
+    """Yield the load, how fast it was served, and what was not."""
     yield _load(run)
     yield from _unserved(run)
 
