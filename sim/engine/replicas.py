@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.autoscaling.autoscaler import Autoscaler
     from sim.engine.engines import OnEnd
     from sim.engine.loop import Engine
     from sim.scheduler.request import Request
@@ -27,6 +26,25 @@ DIED: Final = "the replica died"
 """Reason of a request that was lost with its engine."""
 NONE_READY: Final = "no replica is ready, and none will be"
 """Reason of a request that no engine can take."""
+
+
+class Scaler(Protocol):
+    """What decides how many replicas a pool has."""
+
+    pool: str  # its name
+    next_s: float  # when it looks at engines again
+
+    def wake(self) -> None:
+        """Hear that a request came."""
+
+    def reconcile(self) -> None:
+        """Replace replicas that died."""
+
+    def most_reversals_an_hour(self) -> int:
+        """Return how often it turned in the worst hour."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return what it did, for the summary of the run."""
 
 
 class ChangingRouter(Router, Protocol):
@@ -157,7 +175,7 @@ class Replicas(Engines):
         self.engines: list[Engine] = engines
         self.states = [ReplicaState.READY] * len(engines)
         self.changes: list[tuple[float, int, ReplicaState]] = []
-        self.autoscalers: list[Autoscaler] = []
+        self.autoscalers: list[Scaler] = []
         self.num_submitted = 0
         self._planned_s: dict[int, float] = {}  # ends of starts, and of drains
         self._since_s = [0.0] * len(engines)  # in the present state

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from sim.config.fleet import EventTable, FleetTable
     from sim.costs.base import CostModel
-    from sim.engine.autoscaling.autoscaler import Autoscaler
     from sim.engine.beside import Beside
+    from sim.engine.replicas import Scaler
     from sim.engine.requests import RequestFactory
     from sim.results.fleet_series import Change
     from sim.results.ranks import RankRecorders
@@ -239,7 +239,7 @@ class Fleet:
         """
         engines = self._engines([None] * len(self.schedulers), None)
         router = self.router
-        watches: list[LoadBalancer | Scrapes | Autoscaler] = [*_autoscalers(engines)]
+        watches: list[LoadBalancer | Scrapes | Scaler] = [*_autoscalers(engines)]
         if isinstance(router, LoadBalancer):
             watches.append(router)
         elif getattr(router, "interval_s", None):
@@ -257,7 +257,7 @@ class Fleet:
     def _heeded(
         self,
         engines: Engines,
-        watches: Sequence[LoadBalancer | Scrapes | Autoscaler],
+        watches: Sequence[LoadBalancer | Scrapes | Scaler],
         is_announced: bool,
         engine: Engine,
     ) -> None:
@@ -420,13 +420,13 @@ class _Deal:
             self.queues[self._choose(request)].append(request)
 
 
-def _autoscalers(engines: Engines) -> Sequence[Autoscaler]:
+def _autoscalers(engines: Engines) -> Sequence[Scaler]:
     return engines.autoscalers if isinstance(engines, Replicas) else ()
 
 
 def _horizon(
     engines: Engines,
-    watches: Sequence[LoadBalancer | Scrapes | Autoscaler],
+    watches: Sequence[LoadBalancer | Scrapes | Scaler],
     *,
     heeds_arrivals: bool,
 ) -> Callable[[], float]:
