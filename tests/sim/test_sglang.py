@@ -13,8 +13,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
-from sim.hardware.capacity import estimate_capacity
-from sim.hardware.capacity.sglang import default_fraction, defaults_of, most_requests
+from sim.hardware.capacity.sglang import default_fraction, defaults_of
 from sim.results import schema
 from sim.results.folder import RunFolder
 from sim.results.prefix_tree import mean_between
@@ -27,6 +26,7 @@ from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 from sim.studies.planning.configurations import serve_command
 from sim.views.plots.memory import kv_cache_usage
 from sim.views.plots.tables import Tables
+from tests.shared import shared
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal
 
@@ -323,33 +323,6 @@ def test_the_share_of_memory_is_that_of_the_card(
     assert default_fraction(mib, ranks, chunk) == fraction
 
 
-def test_published_limits_of_requests() -> None:
-    # max_total_num_tokens, context, and what the log says
-    for num_tokens, context, logged in (
-        (325_376, 40_960, 4067),
-        (980_344, 163_840, 3063),
-        (665_690, 65_536, 4096),
-        (903_439, 131_072, 3529),
-    ):
-        assert most_requests(num_tokens, context, None) == logged
-    assert most_requests(100, 4096, None) == 50
-    assert most_requests(100, 4096, 7) == 7
-
-
-def test_a_published_pool_is_predicted() -> None:
-    # Llama-3.1-8B on a card of 80 GB, share 0.88: 444,500 tokens in the log
-    estimate = estimate_capacity(
-        "meta-llama/Llama-3.1-8B",
-        "a100_sxm",
-        engine_version="0.5.9",
-        block_size=1,
-        gpu_memory_utilization=0.88,
-    )
-    assert estimate.kv_cache_tokens == pytest.approx(444_500, rel=0.01)
-    assert estimate.num_gpu_blocks_low < 444_500 < estimate.num_gpu_blocks_high
-    assert estimate.max_num_seqs == 2048
-
-
 def test_pages_of_a_small_card() -> None:
     config = parse_config(minimal(scheduler="sglang", gpu="rtx_4090", page_size=16))
     engine = config.engine
@@ -511,3 +484,32 @@ def test_conform_says_that_there_is_no_sglang(
     assert "'make hosted SGLANG=0.5.9'" in said
     said = refused(["conform", "--engine", "sglang", "--groups"], capsys, tmp_path)
     assert "leave the other options out" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "lof"])
+@pytest.mark.parametrize("trace", ["azure", "mooncake"])
+def test_whole_traces_end_with_every_policy(trace: str, policy: str) -> None:
+    name, rate_scale, num_tokens, num_requests = {
+        "azure": ("azure_llm_2023_conv.csv", 2.0, 40_000, 19_366),
+        "mooncake": ("mooncake_fast25_conversation.jsonl", 0.4, 200_000, 12_031),
+    }[trace]
+    data = minimal(
+        scheduler="sglang",
+        gpu="h200_sxm",
+        max_total_tokens=num_tokens,
+        schedule_conservativeness=0.01,
+        schedule_policy=policy,
+    )
+    data["workload"] = {
+        "trace": {
+            "kind": trace,
+            "path": str(shared(f"traces/{name}")),
+            "rate_scale": rate_scale,
+        },
+        "output_end": "length",
+    }
+    data["cost"] = {"kind": "roofline"}
+    summary = Simulation(parse_config(data)).run(check_every=500).summary
+    assert summary["completed"] == num_requests
+    assert summary["num_preemptions"] > 2

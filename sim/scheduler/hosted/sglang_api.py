@@ -98,7 +98,7 @@ class SglangApi:
             modules: dict[str, Any] = {
                 key: importlib.import_module(at) for key, at in _MODULES.items()
             }
-        logging.getLogger("sglang").setLevel(logging.ERROR)
+        logging.getLogger("sglang").setLevel(logging.CRITICAL)
         modules["batch"].get_tensor_model_parallel_rank = lambda: 0
         for name in ("scheduler", "batch", "policy"):
             modules[name].logger.setLevel(logging.CRITICAL)

@@ -1,0 +1,112 @@
+"""Pools of SGLang that were published, beside ours; docs/sglang.md has the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.hardware.capacity import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity.sglang import most_requests
+from sim.hardware.gpus import GIB
+
+LLAMA, QWQ = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/QwQ-32B"
+
+
+def estimate(model: str, gpu: str, tp: int, **more: Any) -> CapacityEstimate:
+    return estimate_capacity(
+        model,
+        gpu,
+        tensor_parallel_size=tp,
+        engine_version="0.5.9",
+        block_size=1,
+        **more,
+    )
+
+
+def bytes_of_token(model: str, tp: int) -> int:
+    return estimate(model, "h100_sxm", tp).block_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp", "more", "published"),
+    [
+        (LLAMA, "a100_sxm", 1, {"gpu_memory_utilization": 0.88}, 444_500),
+        (LLAMA, "h100_sxm", 1, {"gpu_memory_utilization": 0.88}, 444_500),
+        ("Qwen/Qwen3-0.6B", "h100_sxm", 1, {"gpu_memory_utilization": 0.3}, 208_651),
+        (
+            "zai-org/GLM-5",
+            "b200_sxm",
+            8,
+            {
+                "gpu_memory_utilization": 0.852,
+                "quantization": "nvfp4",
+                "kv_cache_dtype": "fp8",
+            },
+            1_961_024,
+        ),
+    ],
+)
+def test_pools_from_the_card_alone(
+    model: str, gpu: str, tp: int, more: dict[str, Any], published: int
+) -> None:
+    found = estimate(model, gpu, tp, **more)
+    assert found.kv_cache_tokens == pytest.approx(published, rel=0.01)
+    assert found.num_gpu_blocks_low < published < found.num_gpu_blocks_high
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "fraction", "free_gib", "published"),
+    [
+        (LLAMA, 1, 0.88, (78.81, 63.72), 444_500),
+        (QWQ, 4, 0.85, (15.54 + 6.09, 6.09), 46_611),
+        (LLAMA, 1, 0.88, (15.02 + 7.37, 7.37), 38_141),
+    ],
+)
+def test_pools_from_the_free_memory_that_a_log_gives(
+    model: str,
+    tp: int,
+    fraction: float,
+    free_gib: tuple[float, float],
+    published: int,
+) -> None:
+    before, after = free_gib  # the weights
+    rest = after - before * (1 - fraction)
+    found = int(rest * GIB) // bytes_of_token(model, tp)
+    assert found == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "published", "kv_gib"),
+    [
+        (LLAMA, 1, 444_500, 27.13 + 27.13),
+        (LLAMA, 1, 38_141, 2.33 + 2.33),
+        (QWQ, 4, 46_611, 1.42 + 1.42),
+        ("Qwen/Qwen3-235B-A22B-FP8", 4, 367_404, 8.23 + 8.23),
+    ],
+)
+def test_tokens_take_the_bytes_of_published_pools(
+    model: str, tp: int, published: int, kv_gib: float
+) -> None:
+    size = published * bytes_of_token(model, tp) / GIB
+    assert size == pytest.approx(kv_gib, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "context_len", "published"),
+    [
+        (208_651, 40_960, 2_608),
+        (980_344, 163_840, 3_063),
+        (903_439, 131_072, 3_529),
+        (665_690, 65_536, 4_096),
+        (325_376, 40_960, 4_067),
+        (392_920, 40_960, 4_096),
+    ],
+)
+def test_limits_of_requests(num_tokens: int, context_len: int, published: int) -> None:
+    assert most_requests(num_tokens, context_len, None) == published
+
+
+def test_small_pools_and_limits_that_are_given() -> None:
+    assert most_requests(100, 4096, None) == 50
+    assert most_requests(100, 4096, 7) == 7
