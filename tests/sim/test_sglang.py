@@ -513,3 +513,10 @@ def test_whole_traces_end_with_every_policy(trace: str, policy: str) -> None:
     summary = Simulation(parse_config(data)).run(check_every=500).summary
     assert summary["completed"] == num_requests
     assert summary["num_preemptions"] > 2
+
+
+def test_it_dies_in_the_words_of_the_release() -> None:
+    """Of single slots it does not say for which kind of a batch there are none."""
+    workload = random_sglang_workload(2568, "0.5.9")
+    *_, last = driver_of(workload).lines()
+    assert last["error"] == "Out of memory. Try to lower your batch size."

@@ -296,9 +296,7 @@ class ClockedSglangScheduler(SglangScheduler):
         size = self.settings.page_size
         holdings.cache.make_room(len(entries) * size)
         if holdings.allocator.num_available_tokens < num_opening * size:
-            raise OutOfMemoryError(
-                "Decode out of memory. Try to lower your batch size."
-            )
+            raise OutOfMemoryError.of("Decode", size)
         self._take_pages(num_opening)
         clock.decode(1)
         holdings.num_stored_tokens += len(entries)

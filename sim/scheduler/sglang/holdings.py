@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 class OutOfMemoryError(SchedulerError):
     """The release's engine dies: it found no slots where its estimates saw some."""
 
+    @classmethod
+    def of(cls, kind: str, page_size: int) -> OutOfMemoryError:
+        """Return it in the release's words, which name the kind of a batch for pages.
+
+        Source: SGLang 0.5.9, ``mem_cache/common.py``.
+        """
+        said = "Out of memory" if page_size == 1 else f"{kind} out of memory"
+        return cls(f"{said}. Try to lower your batch size.")
+
 
 class Holdings:
     """The slots of all requests that are in a batch, or run.
@@ -124,9 +133,7 @@ class Holdings:
         try:
             found = self.allocator.extend(grown, num_tokens)
         except NoFreeBlocksError as error:
-            raise OutOfMemoryError(
-                "Prefill out of memory. Try to lower your batch size."
-            ) from error
+            raise OutOfMemoryError.of("Prefill", size) from error
         self.num_stored_tokens += num_tokens
         self.num_pages += sum(
             -(-after // size) - -(-before // size) for before, after, _ in grown
@@ -170,9 +177,7 @@ class Holdings:
                     np.array([len(table) for table in tables]),
                 )
         except NoFreeBlocksError as error:
-            raise OutOfMemoryError(
-                "Decode out of memory. Try to lower your batch size."
-            ) from error
+            raise OutOfMemoryError.of("Decode", size) from error
         for table, slot in zip(tables, slots.tolist(), strict=True):
             table.append_one(slot)
         self.num_stored_tokens += len(tables)
