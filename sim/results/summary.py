@@ -275,7 +275,7 @@ def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
         )
         hidden = "of the host hidden" if num_stages == 1 else "overlapped"
         return (
-            "asynchronous scheduling"
+            engine.generation.ahead_in_words
             + (f" of {num_stages} stages" if num_stages > 1 else "")
             + f" ({numbers['overlapped_s']:,.1f} s {hidden}, "
             f"{numbers['num_wasted_tokens']:,} tokens wasted"

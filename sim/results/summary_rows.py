@@ -43,7 +43,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "KV cache",
-            f"{s['num_gpu_blocks']:,} blocks{_interval(s)}{_block_size(s)}; usage mean "
+            f"{_pool(s)}; usage mean "
             f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
         ),
         *_ranks(s),
@@ -65,10 +65,29 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "prefix cache",
                 f"{hits:.2%} of {s['prefix_cache_queries']:,} prompt tokens hit"
-                + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
+                + ("" if evicted is None else f"; {evicted:,} {_unit(s)} evicted"),
             )
         )
     return [*rows, *transfer_rows(s), *draft_rows(s), *_uncertainty(s), *_groups(s)]
+
+
+def _pool(summary: Mapping[str, Any]) -> str:
+    """Say how large the pool is, in what its engine counts."""
+    if summary.get("max_total_num_tokens") is None:
+        blocks = f"{summary['num_gpu_blocks']:,} blocks"
+        return f"{blocks}{_interval(summary)}{_block_size(summary)}"
+    size = summary["block_size"]
+    return (
+        f"{summary['max_total_num_tokens']:,} tokens{_interval(summary, size)}"
+        + (f" in pages of {size:,}" if size > 1 else "")
+        + f", {summary['kv_cache_bytes'] / 2**30:,.1f} GiB"
+    )
+
+
+def _unit(summary: Mapping[str, Any]) -> str:
+    if summary.get("max_total_num_tokens") is None:
+        return "blocks"
+    return "tokens" if summary["block_size"] == 1 else "pages"
 
 
 def _block_size(summary: Mapping[str, Any]) -> str:
@@ -178,8 +197,8 @@ def _offered(summary: Mapping[str, Any]) -> str:
     return "" if rate is None else f" of {rate:.2f} offered"
 
 
-def _interval(summary: Mapping[str, Any]) -> str:
-    low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
+def _interval(summary: Mapping[str, Any], times: int = 1) -> str:
+    low, high = (times * summary[f"num_gpu_blocks_{side}"] for side in ("low", "high"))
     return "" if low == high else f" ({low:,} to {high:,})"
 
 

@@ -252,6 +252,8 @@ class Generation:
         Whether it may be a pipeline.
     always_ahead
         Whether all its releases form a step ahead by default.
+    ahead_in_words
+        What its releases call that.
     heeds_priority_in_chunks
         Whether the priority policy acts with chunked prefill, too.
     release
@@ -281,6 +283,7 @@ class Generation:
     has_batch_queue: bool = False
     has_pipelines: bool = True
     always_ahead: bool = False
+    ahead_in_words: str = "asynchronous scheduling"
     heeds_priority_in_chunks: bool = True
     release: Callable[[], str] | None = None
     server: Server = _SERVER

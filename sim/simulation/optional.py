@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.engine.lock_step import LockStep
     from sim.engine.loop import Engine
+    from sim.hardware.capacity import CapacityEstimate
     from sim.results.objectives import Objective
     from sim.results.ranks import RankRecorders
     from sim.scheduler.base import Scheduler
@@ -85,6 +86,16 @@ def front_end(config: RunConfig) -> dict[str, Any]:
     if config.front_end is None:
         return {"front_end": NOT_LOOKED_AT}
     return {"front_end": config.front_end.describe(config.engine.version)}
+
+
+def pool_in_tokens(config: RunConfig, capacity: CapacityEstimate) -> dict[str, Any]:
+    """Return the pool in tokens, and bytes a GPU, where the engine counts no blocks."""
+    if not config.engine.generation.server.pool_in_tokens:
+        return {}
+    return {
+        "max_total_num_tokens": capacity.num_gpu_blocks * capacity.block_size,
+        "kv_cache_bytes": capacity.num_gpu_blocks * capacity.block_bytes,
+    }
 
 
 def within_limits(

@@ -414,6 +414,7 @@ class Simulation:
         )
         numbers |= optional.steps_in_flight(self.engine)
         numbers |= optional.front_end(self.config)
+        numbers |= optional.pool_in_tokens(self.config, self.capacity)
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
         return (

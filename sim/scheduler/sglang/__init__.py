@@ -64,6 +64,7 @@ SGLANG = Generation(
     has_batch_queue=True,
     has_pipelines=False,
     always_ahead=True,
+    ahead_in_words="overlap scheduling",
     server=Server(
         command=("python", "-m", "sglang.launch_server", "--model-path"),
         names=MappingProxyType({common: own for own, common in NAMES.items()}),

@@ -131,8 +131,12 @@ class ClockedSglangScheduler(SglangScheduler):
 
     @property
     def step(self) -> int:
-        """Batches formed."""
+        """Batches formed; one that takes another's place goes on from its number."""
         return self.clock.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.clock.step = step
 
     # -- queues ---------------------------------------------------------------
 
