@@ -157,3 +157,15 @@ def test_an_observer_is_told_what_moves() -> None:
     pool.free_blocks(table[:1])  # one of two references
     pool.get_new_blocks(1)
     assert calls.told == {("revived", 1): 1, ("evicted", 3): 1, ("taken", 3): 1}
+
+
+def test_a_block_that_another_request_holds_is_kept_when_one_drops_it() -> None:
+    pool = BlockPool(4, enable_caching=True)
+    (block,) = pool.get_new_blocks(1)
+    pool.cache_full_blocks([block], [11])
+    pool.touch([block])
+    assert pool.drop_block(block)
+    assert (block.ref_cnt, pool.num_free_blocks) == (1, 2)
+    assert not pool.drop_block(block)
+    assert (block.ref_cnt, pool.num_free_blocks) == (0, 3)
+    pool.check()

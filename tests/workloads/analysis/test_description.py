@@ -25,6 +25,7 @@ from workloads.analysis.description import (
     rank_correlation,
     window_counts,
 )
+from workloads.analysis.sharing import own_block_size
 from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.traces import (
@@ -230,3 +231,10 @@ def test_few_windows_and_many_are_counted_alike(times_s: list[float]) -> None:
         sparse = arrival_statistics(arrival_s)
     assert sparse.peak_rate == usual.peak_rate
     assert sparse.dispersion == pytest.approx(usual.dispersion)
+
+
+def test_a_prompt_of_one_piece_does_not_say_how_long_pieces_are() -> None:
+    short, cut, odd = [(1, 3)], [(1, 16), (2, 16), (3, 5)], [(1, 16), (2, 20)]
+    assert own_block_size([request(short), request(cut)]) == 16
+    assert own_block_size([request(short)]) is None
+    assert own_block_size([request(cut), request(odd)]) is None
