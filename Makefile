@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants sbom check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants faults sbom check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -81,6 +81,11 @@ fuzz-inputs: $(VENV)/.installed-dev
 MUTANTS ?= 400
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# make faults STOPS=20: commands stopped by signals at random moments, so many of each.
+STOPS ?= 20
+faults: $(VENV)/.installed-dev
+	KVSIM_STOPS=$(STOPS) $(BIN)/python -m pytest -q tests/faults
 
 # make sbom: what an installed kvsim is made of, as CycloneDX, in build/sbom.cdx.json; each package
 # has the hash of constraints.txt, or is not installed.
