@@ -6,6 +6,7 @@ may be killed at any time: nothing is kept in it.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import traceback
@@ -94,6 +95,7 @@ def serve(
         except (EOFError, OSError):
             return
         connection.send(answer(data, wanted, connection))
+        gc.collect()  # a run ends in cycles, 20 MB for an hour of traffic
 
 
 def answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from kvsim import explore
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
+from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.views.explore import work
 from sim.views.explore.controls import REPLICAS, Control
 from sim.views.explore.explorer import Explorer
 from sim.views.explore.kept import live
@@ -306,3 +309,37 @@ def test_old_runs_are_forgotten_when_memory_is_used(
     for number in (5, 6, 7):
         run(served, {"engine.max_num_seqs": number})
     assert len(explorer._kept) == 2
+
+
+def test_a_worker_keeps_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+
+    def simulations() -> int:
+        return sum(isinstance(each, Simulation) for each in gc.get_objects())
+
+    class Asking:
+        """A pipe through which one run is asked for, and that is closed then."""
+
+        def __init__(self) -> None:
+            self.said: list[object] = []
+
+        def recv(self) -> object:
+            if not self.said:
+                return BASE.config.to_data(), "numbers"
+            left.append(simulations())
+            raise EOFError
+
+        def send(self, said: object) -> None:
+            self.said.append(said)
+
+    monkeypatch.setattr(work, "begin", lambda traces: None)
+    asking: Any = Asking()
+    gc.collect()
+    before = simulations()
+    gc.disable()
+    try:
+        work.serve(asking, {})
+    finally:
+        gc.enable()
+    assert "num_preemptions" in asking.said[-1]
+    assert left == [before]
