@@ -35,6 +35,13 @@ def test_bytes_by_hand() -> None:
     )
 
 
+def test_gpus_of_a_rank_that_hold_parts_of_experts_share_its_tokens() -> None:
+    two_nodes = Nodes(16, INTERCONNECTS["nvlink4"], NDR)
+    parts = Exchange(two_nodes, 2, 8, *token_bytes(DEEPSEEK), are_whole=False)
+    # eight ranks of two GPUs: of 1,600 tokens all but a rank's own two hundred
+    assert parts.tokens_moved(1600, 300) == (1400.0, 100.0)
+
+
 def test_deep_ep_sends_tokens_where_their_experts_are() -> None:
     two_nodes = Nodes(16, INTERCONNECTS["nvlink4"], NDR)
     sizes = token_bytes(DEEPSEEK)
