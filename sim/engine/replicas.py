@@ -29,7 +29,7 @@ NONE_READY: Final = "no replica is ready, and none will be"
 
 
 class Scaler(Protocol):
-    """What decides how many replicas a pool has."""
+    """Decides how many replicas a pool has, and when it looks again."""
 
     pool: str  # its name
     next_s: float  # when it looks at engines again

@@ -34,7 +34,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What a command writes when nothing stops it."""
+    """The output of a command that ran to its end, and the seconds it took."""
 
     place: Path
     took_s: float
