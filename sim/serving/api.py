@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sim.serving.asked import Asked, BadRequestError, asked_of, chat_text, fields_of
 from sim.serving.live import EngineDeadError
-from sim.serving.replies import Reply, error_of, event
+from sim.serving.replies import Reply, error_of
+from sim.serving.streams import Stream, unless_left
 from sim.serving.text import FileTokens, prompt_of_ids
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from prometheus_client import CollectorRegistry
     from starlette.requests import Request
 
-    from sim.serving.live import Answer, LiveEngine
+    from sim.serving.live import LiveEngine
     from sim.serving.text import Prompt, Tokens
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
 MOST_BODY_BYTES: Final = 16 * 2**20
 _LARGE_BODY_BYTES: Final = 2**18
-_LOOK_EVERY_S: Final = 0.1
 
 
 class Api:
@@ -234,9 +234,9 @@ class Api:
             return _error(refusal, 400)
         reply = Reply(asked, answer, self.model)
         if asked.stream:
-            events = self._events(reply, engine)
-            return StreamingResponse(events, media_type="text/event-stream")
-        if not await _is_awaited(request, answer, engine):
+            return Stream(reply, engine)
+        if not await unless_left(answer.end(), request.receive):
+            engine.abort(answer)
             return Response(status_code=499)
         if refusal := answer.refusal:
             return _error(refusal, 400)
@@ -263,45 +263,6 @@ class Api:
             f"This model's maximum context length is {most} tokens. However, you "
             f"requested {asked} and your prompt contains {num} tokens; shorten either."
         )
-
-    async def _events(self, reply: Reply, engine: LiveEngine) -> AsyncIterator[str]:
-        answer, has_begun = reply.answer, False
-        try:
-            while not (answer.is_done and has_begun):
-                news = await answer.news()
-                if not has_begun:
-                    for each in reply.beginning():
-                        yield each
-                    has_begun = True
-                for index, first, end in news:
-                    yield reply.part(index, first, end)
-            if refusal := answer.refusal:
-                yield event(error_of(refusal, 400))
-            for index, first, end in await answer.news():
-                yield reply.part(index, first, end)
-            if reply.asked.include_usage:
-                yield reply.usage()
-            yield "data: [DONE]\n\n"
-        except EngineDeadError as error:
-            yield event(error_of(f"the engine has ended: {error}", 500))
-            yield "data: [DONE]\n\n"
-        finally:
-            if not answer.is_done:
-                engine.abort(answer)
-
-
-async def _is_awaited(request: Request, answer: Answer, engine: LiveEngine) -> bool:
-    """Wait for the end of an answer; False if its client left before."""
-    waiting = asyncio.create_task(answer.end())
-    try:
-        while not (await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S))[0]:
-            if await request.is_disconnected():
-                engine.abort(answer)
-                return False
-        await waiting  # raises what it found
-    finally:
-        waiting.cancel()
-    return True
 
 
 async def _body(request: Request) -> bytes:

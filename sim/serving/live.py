@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from sim.errors import ConfigError
 from sim.results import summary
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
+from sim.serving.alarm import Alarm
 from sim.serving.text import FIRST_ANSWER
 from sim.simulation.optional import all_of
 from sim.simulation.run import Simulation
@@ -144,11 +146,9 @@ class Answer:
             self._changed.set()
 
     def _has_news(self) -> bool:
-        if any(
-            request.num_output_tokens > told
-            for request, told in zip(self.requests, self.num_told, strict=True)
-        ):
-            return True
+        for request, told in zip(self.requests, self.num_told, strict=True):
+            if request.num_output_tokens > told:
+                return True
         return self.is_done
 
     async def news(self) -> list[tuple[int, int, int]]:
@@ -236,7 +236,9 @@ class LiveEngine:
         self._now = now
         self._halted_s: float | None = None
         self._answers: dict[int, Answer] = {}
-        self._stirred = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._alarm: Alarm | None = None
+        self._next_turn: asyncio.Handle | None = None
         source = make_workload(config.workload, config.seed).requests()
         lengths = [spec.num_output_tokens for spec in source[:_MOST_LENGTHS]]
         self._lengths = lengths or [128]
@@ -290,7 +292,7 @@ class LiveEngine:
             raise EngineDeadError(str(self.fault))
         if self._halted_s is not None:
             return
-        env = self.run.env
+        env, ended = self.run.env, list[int]()
         now_s = max((self._now() - self._started_s) * self.speed, env.now)
         due_s = env.peek()
         if due_s < now_s:
@@ -303,10 +305,13 @@ class LiveEngine:
         except Exception as error:
             self.fail(error)
             raise
-        for number, answer in list(self._answers.items()):
+        # The newest first: one that waits for its first token does not wait for others.
+        for number, answer in reversed(self._answers.items()):
             answer.stir()
             if answer.is_done:
-                del self._answers[number]
+                ended.append(number)
+        for number in ended:
+            del self._answers[number]
 
     def _be_late(self, late_s: float) -> None:
         self.drift_s = max(self.drift_s, late_s)
@@ -323,7 +328,7 @@ class LiveEngine:
             answer.fault = str(error) or type(error).__name__
             answer.stir()
         self._answers.clear()
-        self._stirred.set()
+        self._failed.set()
 
     def submit(self, prompts: Sequence[Prompt], asked: Asked) -> Answer:
         """Hand over what a client asks for; it arrives now."""
@@ -352,7 +357,7 @@ class LiveEngine:
         answer = Answer(requests, len(prompts))
         if not answer.is_done:
             self._answers[requests[0].request_id] = answer
-        self._stirred.set()
+        self._wait()
         return answer
 
     def abort(self, answer: Answer) -> None:
@@ -364,7 +369,7 @@ class LiveEngine:
             if not request.status.is_finished:
                 self.num_aborted += 1
                 self.run.engine.abort(request, CLIENT_LEFT)
-        self._stirred.set()
+        self._wait()
 
     def slow(self, factor: float) -> None:
         """Let later steps take so many times as long."""
@@ -384,22 +389,41 @@ class LiveEngine:
         if self._halted_s is not None:
             self._started_s += self._now() - self._halted_s
             self._halted_s = None
-            self._stirred.set()
+            self._wait()
 
     async def drive(self) -> None:
         """Follow the wall clock until cancelled, or until a fault, which is raised."""
-        while True:
-            self._stirred.clear()
-            self.advance()
-            due_s = self.run.env.peek()
-            wait_s = None
-            if due_s < inf and self._halted_s is None:
-                passed_s = self._now() - self._started_s
-                wait_s = max(0.0, due_s / self.speed - passed_s)
-            try:
-                await asyncio.wait_for(self._stirred.wait(), wait_s)
-            except TimeoutError:
-                continue
+        self._alarm = alarm = Alarm(self._turn)
+        try:
+            self._turn()
+            await self._failed.wait()
+        finally:
+            self._alarm = None
+            alarm.close()
+        assert self.fault is not None
+        raise self.fault
+
+    def _turn(self) -> None:
+        """Let happen what is due, and wait for what comes next."""
+        self._next_turn = None
+        if self.fault is None:
+            with suppress(Exception):  # who drives is told by `fail`
+                self.advance()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Have `_turn` called when the next event is due, if anything drives."""
+        alarm = self._alarm
+        if alarm is None or self.fault is not None or self._next_turn is not None:
+            return
+        due_s = inf if self._halted_s is not None else self.run.env.peek()
+        wait_s = due_s / self.speed - (self._now() - self._started_s)
+        if wait_s <= 0:  # clients have their turn before
+            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+        elif wait_s < inf:
+            alarm.set(wait_s)
+        else:
+            alarm.off()
 
     def finish(self, reason: str = CLIENT_LEFT) -> Results:
         """Withdraw what is unfinished, end the run and return its results."""

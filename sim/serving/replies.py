@@ -37,6 +37,10 @@ class Reply:
             "created": int(time()),
             "model": model,
         }
+        # Each chunk begins with it: a chunk is a token, and there are thousands.
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        chunk = self._head | {"object": kind, "choices": []}
+        self._opening = event(chunk).removesuffix("]}\n\n")
 
     def whole(self) -> dict[str, Any]:
         """Return all of it."""
@@ -61,36 +65,32 @@ class Reply:
         if self._is_chat:
             for index in range(len(self.answer.requests)):
                 delta = {"role": "assistant", "content": ""}
-                yield self._chunk(
-                    [{"index": index, "delta": delta, "finish_reason": None}]
-                )
+                choice = {"index": index, "delta": delta, "finish_reason": None}
+                yield self._chunk(json.dumps(choice))
 
     def part(self, index: int, first: int, end: int) -> str:
         """Return the tokens of a choice from `first` on, before `end`."""
-        choice: dict[str, Any] = {"index": index}
-        text = self._text(first, end)
-        if self._is_chat:
-            choice["delta"] = {"content": text}
-        else:
-            choice["text"] = text
-        choice["logprobs"] = self._logprobs(first, end)
-        is_last = end == self.answer.requests[index].num_output_tokens
-        choice["finish_reason"] = self._reason(index) if is_last else None
-        return self._chunk([choice])
+        text = json.dumps(self._text(first, end))
+        logprobs = reason = "null"
+        if self.asked.num_logprobs is not None:
+            logprobs = json.dumps(self._logprobs(first, end))
+        if end == self.answer.requests[index].num_output_tokens:
+            reason = json.dumps(self._reason(index))
+        told = f'"delta": {{"content": {text}}}' if self._is_chat else f'"text": {text}'
+        return self._chunk(
+            f'{{"index": {index}, {told}, "logprobs": {logprobs}, '
+            f'"finish_reason": {reason}}}'
+        )
 
     def usage(self) -> str:
         """Return what tells nothing but the usage."""
-        return event(self._of_chunk([]) | {"usage": self._usage()})
+        return f'{self._opening}], "usage": {json.dumps(self._usage())}}}\n\n'
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> str:
-        chunk = self._of_chunk(choices)
-        if self.asked.continuous_usage:
-            chunk["usage"] = self._usage()
-        return event(chunk)
-
-    def _of_chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return self._head | {"object": kind, "choices": choices}
+    def _chunk(self, choice: str) -> str:
+        if not self.asked.continuous_usage:
+            return f"{self._opening}{choice}]}}\n\n"
+        usage = json.dumps(self._usage())
+        return f'{self._opening}{choice}], "usage": {usage}}}\n\n'
 
     def _text(self, first: int, end: int) -> str:
         text = filler(first, end)

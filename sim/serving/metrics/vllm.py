@@ -78,6 +78,7 @@ class VllmMetrics:
         named = Named(registry, "vllm:", ("model_name", "engine"))
         gauge, counter, histogram = named.gauge, named.counter, named.histogram
         self._model = live.config.engine.model
+        self._children: dict[tuple[Any, int, tuple[str, ...]], Any] = {}
         lengths = one_two_five(live.max_model_len)
         self._live = live
         # Without a way to know them, as in a release that is not asked to estimate.
@@ -196,7 +197,12 @@ class VllmMetrics:
             info.labels(**labels, engine=str(engine)).set(1)
 
     def _of(self, metric: Any, engine: int, *more: str) -> Any:
-        return metric.labels(self._model, str(engine), *more)
+        # Steps ask for the same ones again and again, and a look-up takes a lock.
+        key = (metric, engine, more)
+        if (child := self._children.get(key)) is None:
+            child = metric.labels(self._model, str(engine), *more)
+            self._children[key] = child
+        return child
 
     def scheduled(self, engine: int, output: SchedulerOutput) -> None:
         if output.preemptions:
