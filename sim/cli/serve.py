@@ -64,6 +64,7 @@ def serve(
     from sim.errors import ConfigError
 
     try:
+        from sim.serving.joined import join
         from sim.serving.served import Served
         from sim.serving.server import Port, ServedEngine, engines_of
         from sim.serving.text import CharacterTokens, FileTokens
@@ -114,6 +115,9 @@ def serve(
         if run_config.fleet is not None:
             console.note("the fleet's router and events are left out: clients choose")
         served.serve()
+    if run_config.fleet is not None:
+        folders = [folder for each in engines for folder in each.folders]
+        join(run_config, directory, folders)
     drift_s = max(each.engine.drift_s for each in engines)
     console.note(f"events came at most {drift_s * 1e3:.1f} ms late")
     console.note(f"results are in '{directory}'")

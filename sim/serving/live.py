@@ -263,6 +263,12 @@ class LiveEngine:
         """When the clock of the run stood at 0, by the wall clock."""
         return self._started_s
 
+    def start(self, started_s: float) -> None:
+        """Let the clock of the run stand at 0 then; before anything has come."""
+        if self.run.env.now > 0 or self.run.taken:
+            raise RuntimeError("the clock of a served run is set before anything comes")
+        self._started_s = started_s
+
     @property
     def is_halted(self) -> bool:
         return self._halted_s is not None

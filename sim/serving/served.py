@@ -7,6 +7,7 @@ import gc
 import signal
 import threading
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from sim.serving.admin import admin_application
@@ -58,6 +59,9 @@ class Served:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._stop)
+        now_s = monotonic()  # one clock for all, so that their arrivals have an order
+        for each in self.engines:
+            each.start(now_s)
         lives = [asyncio.create_task(each.live()) for each in self.engines]
         admin = None
         if self.admin is not None:

@@ -16,6 +16,7 @@ from sim.errors import ConfigError
 from sim.results.output import output_directory
 from sim.results.parquet import StepsFile
 from sim.serving.api import Api
+from sim.serving.joined import ARRIVALS, replayed
 from sim.serving.live import LiveEngine
 from sim.serving.metrics.engine import metrics_of
 from sim.serving.text import CharacterTokens
@@ -169,6 +170,8 @@ class ServedEngine:
     ----------
     engine
         The present one.
+    results, folders
+        Of each life that has ended, and where they are.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class ServedEngine:
         self.kv_events = kv_events
         self.port = Port(host, port)
         self.results: list[Results] = []
+        self.folders: list[Path] = []
         self.on_late: Callable[[float], object] | None = None
         self._tokens = tokens or CharacterTokens()
         self._speed = speed
@@ -247,6 +251,11 @@ class ServedEngine:
             self.engine, self._tokens, metrics_of(self.engine), self._api_key
         )
 
+    def start(self, started_s: float) -> None:
+        """Let the clock of the run stand at 0 then, by the wall clock."""
+        self._started_s = started_s
+        self.engine.start(started_s)
+
     async def live(self) -> None:
         """Serve until `stop`, through all its lives.
 
@@ -289,6 +298,7 @@ class ServedEngine:
                 again = replayed(self.config, self._final / ARRIVALS)
                 results = replace(results, config=again)
                 results.write(self._folder)
+                self.folders.append(self._final)
             self.results.append(results)
 
     def stop(self) -> None:
@@ -334,14 +344,3 @@ class ServedEngine:
         if self.kv_events is not None:
             self.kv_events.close()
         self._context.run(self._stack.close)
-
-
-ARRIVALS: Final = "arrivals.jsonl"
-"""What came, as a trace; the configuration beside it simulates it again."""
-
-
-def replayed(config: RunConfig, arrivals: Path) -> RunConfig:
-    """Return the configuration of the same engine, offline, for recorded arrivals."""
-    trace = {"kind": "kvsim", "path": str(arrivals.resolve())}
-    workload = type(config.workload).model_validate({"trace": trace})
-    return config.model_copy(update={"workload": workload})

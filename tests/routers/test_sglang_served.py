@@ -1,4 +1,4 @@
-"""sglang-router before four served engines, beside the rule of the simulated one."""
+"""sglang-router before four served engines, beside the simulated one."""
 
 from __future__ import annotations
 
@@ -16,48 +16,89 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.config.tables import load_config
-from sim.engine.requests import RequestFactory
-from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
-from sim.results.run import Results
-from sim.serving.server import ServedEngine
+from sim.serving.joined import join
+from sim.serving.server import ServedEngine, engines_of
+from sim.serving.text import FIRST_ANSWER, CharacterTokens
+from sim.simulation.run import Simulation
 from tests.shared import ROOT
 from tests.sim.serving.client import SETTINGS, Group
+from workloads.spec import RequestSpec
 from workloads.traces.kvsim import KvsimTraceReader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sim.config.tables import RunConfig
+
 pytest.importorskip("sglang_router.launch_router", reason="pip install sglang-router")
 pytestmark = pytest.mark.slow
 
-NUM_ENGINES, NUM_REQUESTS, NUM_GROUPS = 4, 120, 12
-CACHE_THRESHOLD = 0.3
+NUM_ENGINES, NUM_REQUESTS, NUM_GROUPS, NUM_OUTPUT_TOKENS = 4, 120, 12, 40
+SPEED = 0.25
+MARGIN_S = 0.01 * SPEED
 MODEL = "Qwen/Qwen3-8B"
 
 
-def prompts() -> list[str]:
-    """Return texts with shared beginnings of twelve blocks."""
-    draw = random.Random(5)
-    found = []
+def planned(seed: int) -> list[tuple[float, str]]:
+    """Return simulated times, and texts with shared beginnings of twelve blocks."""
+    draw, found, now_s = random.Random(seed), [], 0.0
     for index in range(NUM_REQUESTS):
         beginning = (f"group {draw.randrange(NUM_GROUPS):02d} says: " * 100)[: 64 * 12]
-        found.append(f"{beginning}own {index} " + "y" * draw.randint(20, 900))
+        text = f"{beginning}own {index} " + "y" * draw.randint(20, 900)
+        found.append((now_s, text))
+        now_s += draw.expovariate(25)
     return found
 
 
-def is_ready(port: int) -> bool:
+def is_steady(config: RunConfig, plan: list[tuple[float, str]]) -> bool:
+    """Whether no choice by load hangs on a few milliseconds.
+
+    A real router learns of an end when its last byte has passed.
+    """
+    specs = [
+        RequestSpec(
+            request_id=index,
+            arrival_s=1 + now_s,
+            prompt=CharacterTokens().prompt(text, 16).segments,
+            num_output_tokens=NUM_OUTPUT_TOKENS,
+            output_segment=FIRST_ANSWER + index,
+            ends_at_stop=False,
+        )
+        for index, (now_s, text) in enumerate(plan)
+    ]
+    table = Simulation(config, specs=specs).run().recording.request_table.frame()
+    table = table.sort_values("request_id")
+    places, ends_s = table["engine"].to_list(), table["finish_s"].to_list()
+    known: set[str] = set()
+    for index, (now_s, text) in enumerate(plan):
+        if text[:9] in known:
+            continue
+        known.add(text[:9])
+        for shift_s in (-MARGIN_S, MARGIN_S):
+            seen_s = 1 + now_s + shift_s
+            before = zip(places[:index], ends_s[:index], strict=True)
+            busy = [place for place, end_s in before if end_s > seen_s]
+            loads = [busy.count(place) for place in range(NUM_ENGINES)]
+            if loads.index(min(loads)) != places[index]:
+                return False
+    return True
+
+
+def workers(port: int) -> list[str]:
+    """Return the addresses of the router's workers, in its order."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
         try:
-            connection.request("GET", "/v1/models")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
+            connection.request("GET", "/workers")
+            listed = json.loads(connection.getresponse().read())["workers"]
+        except (OSError, HTTPException, ValueError):
+            return []
+    return [each["url"] for each in listed if each["is_healthy"]]
 
 
-async def ask_all(port: int) -> None:
+async def ask_all(port: int, plan: list[tuple[float, str]]) -> None:
     async def one(prompt: str) -> None:
         body: dict[str, object] = {"model": MODEL, "prompt": prompt, "stream": True}
-        body |= {"max_tokens": 40, "ignore_eos": True}
+        body |= {"max_tokens": NUM_OUTPUT_TOKENS, "ignore_eos": True}
         content = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -67,19 +108,24 @@ async def ask_all(port: int) -> None:
         assert b"[DONE]" in await reader.read(-1)
         writer.close()
 
-    draw, waiting = random.Random(6), []
-    for prompt in prompts():
+    began_s, waiting = time.monotonic(), []
+    for now_s, prompt in plan:
+        await asyncio.sleep(max(0, began_s + now_s / SPEED - time.monotonic()))
         waiting.append(asyncio.create_task(one(prompt)))
-        await asyncio.sleep(draw.expovariate(25))
     await asyncio.gather(*waiting)
 
 
-def test_its_choices_are_those_that_the_simulated_rule_allows(tmp_path: Path) -> None:
+def test_its_choices_are_those_of_the_simulated_router(tmp_path: Path) -> None:
     settings = [*SETTINGS, f"engine.model={MODEL}", "engine.scheduler=sglang"]
     settings += ["engine.enable_prefix_caching=null"]
+    fleet = f"pools: [{{name: a, replicas: {NUM_ENGINES}}}]"
+    settings += [f"fleet={{{fleet}, router: {{kind: sglang_cache_aware}}}}"]
     config = load_config(ROOT / "examples/demo.yaml", settings)
-    places = range(NUM_ENGINES)
-    engines = [ServedEngine(config, directory=tmp_path / str(i)) for i in places]
+    plan = next(plan for plan in map(planned, range(99)) if is_steady(config, plan))
+    engines = [
+        ServedEngine(each, directory=tmp_path / f"{place}", speed=SPEED)
+        for place, each in enumerate(engines_of(config))
+    ]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "sglang_router.launch_router", "--policy"]
@@ -89,35 +135,31 @@ def test_its_choices_are_those_that_the_simulated_rule_allows(tmp_path: Path) ->
         router = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 60
-            while not is_ready(port) and time.monotonic() < deadline:
+            while len(workers(port)) < NUM_ENGINES and time.monotonic() < deadline:
                 time.sleep(0.2)
-            asyncio.run(ask_all(port))
+            urls = workers(port)
+            asyncio.run(ask_all(port, plan))
         finally:
             router.terminate()
             router.wait(30)
-    rows = []
-    for place in places:
-        if not engines[place].results[0].summary["num_requests"]:
-            continue
-        table = Results.load(tmp_path / str(place)).requests
-        specs = KvsimTraceReader(tmp_path / str(place) / "arrivals.jsonl").read()
-        offset_s = engines[place].engine.started_s
-        for spec, finish_s in zip(specs, table["finish_s"], strict=True):
-            rows.append((spec.arrival_s + offset_s, place, spec, finish_s + offset_s))
-    rows.sort(key=lambda row: row[0])
-    assert len(rows) == NUM_REQUESTS
-    tree, factory, num_allowed = PrefixTree(1 << 24), RequestFactory(40_960), 0
-    for index, (now_s, place, spec, _) in enumerate(rows):
-        pieces = pieces_of(factory.samples(spec)[0].tokens.prompt())
-        num_known, knowing = tree.match(pieces)
-        loads = [
-            sum(at == other and end > now_s for _, at, _, end in rows[:index])
-            for other in places
-        ]
-        allowed = {other for other in places if loads[other] == min(loads)}
-        if num_known > CACHE_THRESHOLD * spec.num_prompt_tokens:
-            allowed = set(knowing)
-        num_allowed += place in allowed
-        tree.insert(pieces, place)
-    # Its counts lag behind the engines': a few choices between loads may differ.
-    assert num_allowed >= NUM_REQUESTS - 4
+    # Ties go by the order in which the router keeps its workers, which it draws.
+    order = [[engine.port.url for engine in engines].index(url) for url in urls]
+    assert join(config, tmp_path, [f for engine in engines for f in engine.folders])
+    offline = Simulation(load_config(tmp_path / "config.yaml", [])).run()
+    simulated = [
+        order[place]
+        for place in offline.recording.request_table.frame()
+        .sort_values("request_id")["engine"]
+        .to_list()
+    ]
+    assert len(simulated) == NUM_REQUESTS
+    came = [
+        (spec.arrival_s, place)
+        for place, engine in enumerate(engines)
+        for folder in engine.folders
+        if engine.engine.run.taken
+        for spec in KvsimTraceReader(folder / "arrivals.jsonl").read()
+    ]
+    chosen = [place for _, place in sorted(came)]
+    assert min(chosen.count(place) for place in range(NUM_ENGINES)) > 0
+    assert simulated == chosen

@@ -8,15 +8,18 @@ import time
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from sim.config.tables import load_config
 from sim.results.run import Results
+from sim.serving.joined import join
 from sim.serving.live import LiveEngine
+from sim.serving.server import ServedEngine, engines_of
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
-from tests.sim.serving.client import MODEL, SETTINGS, Client
+from tests.sim.serving.client import MODEL, SETTINGS, Client, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,3 +271,29 @@ def test_faults_come_to_order(tmp_path: Path) -> None:
     tpot_s = first.requests["tpot_s"].to_list()
     assert tpot_s[1] == pytest.approx(3 * tpot_s[0], rel=0.01)
     assert len(second.requests) == 1
+
+
+def test_what_came_to_a_fleet_is_one_run_of_it_with_its_router(tmp_path: Path) -> None:
+    fleet = "{pools: [{name: a, replicas: 2}], router: {kind: sglang_cache_aware}}"
+    config = load_config(ROOT / "examples/demo.yaml", [*SETTINGS, f"fleet={fleet}"])
+    engines = [
+        ServedEngine(each, directory=tmp_path / f"{place}", speed=20)
+        for place, each in enumerate(engines_of(config))
+    ]
+    body = json.dumps({"prompt": "a" * 400, "max_tokens": 3, "ignore_eos": True})
+    with Group(engines):
+        for place in (1, 0, 1):  # each after the one before
+            address = urlsplit(engines[place].port.url).netloc
+            with closing(HTTPConnection(address, timeout=30)) as connection:
+                connection.request("POST", "/v1/completions", body)
+                assert connection.getresponse().status == 200
+    folders = [folder for engine in engines for folder in engine.folders]
+    assert join(config, tmp_path, folders)
+    offline = Simulation(load_config(tmp_path / "config.yaml", [])).run()
+    table = offline.recording.request_table.frame().sort_values("request_id")
+    # The router knows the prompt of the first one, so all go to one engine.
+    assert table["engine"].nunique() == 1
+    came = [Results.load(folder).requests for folder in folders]
+    assert [len(each) for each in came] == [1, 2]
+    arrivals = [came[1]["arrival_s"].iloc[0], came[0]["arrival_s"].iloc[0]]
+    assert table["arrival_s"].to_list()[:2] == arrivals
