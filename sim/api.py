@@ -311,7 +311,9 @@ def crossover(
     return with_figures(CrossoverReport, question.answer())
 
 
-def explore(config: RunConfig, *, port: int = 0) -> Explored:
+def explore(
+    config: RunConfig, *, traffic: Sequence[Path | str] = (), port: int = 0
+) -> Explored:
     """Serve a live page on a configuration, shown below the cell of a notebook.
 
     What ``kvsim explore`` serves, until `Explored.stop` or the end of the process.
@@ -320,6 +322,9 @@ def explore(config: RunConfig, *, port: int = 0) -> Explored:
     ----------
     config
         As of `load_config`; where the page begins.
+    traffic
+        Traces, or configurations for their workload, that the page can be given in
+        place of its traffic.
     port
         Where to listen on 127.0.0.1; any free port unless given.
 
@@ -331,7 +336,8 @@ def explore(config: RunConfig, *, port: int = 0) -> Explored:
     Raises
     ------
     ConfigError
-        If the extra ``explore`` is not installed, or the port is taken.
+        If the extra ``explore`` is not installed, the port is taken, or a file of
+        traffic cannot be read.
 
     Examples
     --------
@@ -347,7 +353,7 @@ def explore(config: RunConfig, *, port: int = 0) -> Explored:
         raise ConfigError(
             f"explore needs {error.name}; pip install 'kvsim[explore]'"
         ) from error
-    return Explored(config, port)
+    return Explored(config, port, [Path(each) for each in traffic])
 
 
 def validate(

@@ -14,7 +14,7 @@ EXAMPLES = {
     ),
     "explore": (
         "kvsim explore examples/demo.yaml",
-        "kvsim explore results/demo --port 8471 --no-browser",
+        "kvsim explore examples/demo.yaml --traffic mine.csv --no-browser",
     ),
     "serve": (
         "kvsim serve examples/demo.yaml --port 8000",

@@ -12,6 +12,7 @@ def explore(
     /,
     *,
     set_: options.Settings = None,
+    traffic: options.Several = None,
     port: options.Whole = 0,
     browser: bool = True,
 ) -> int:
@@ -24,6 +25,9 @@ def explore(
     start
         What to begin with: a configuration, the folder of a run's results, or a plan.
         Default: the demo's hour of chat traffic.
+    traffic
+        A trace, or a configuration for its workload, that the page can be given in
+        place of its traffic; may be given several times.
     port
         Where to listen on 127.0.0.1. Default: any free port.
     browser
@@ -32,7 +36,7 @@ def explore(
     from sim.errors import ConfigError
     from sim.views.explore.base import base_of
 
-    base = base_of(start, set_ or ())
+    base = base_of(start, set_ or (), [Path(each) for each in traffic or ()])
     try:
         from sim.views.explore.server import Page
     except ModuleNotFoundError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,11 +18,22 @@ from sim.results.folder import kind_of
 from sim.simulation.pools import pools_of
 from sim.studies.planning.candidates import candidates_of
 from sim.studies.planning.spec import load_plan
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.supplies import gather
+from sim.views.explore.control import Choice, Control
 from sim.views.explore.controls import (
     REPLICAS,
-    Control,
+    TRAFFIC,
     checked_settings,
     controls_of,
+    traffic_control,
+)
+from sim.views.explore.traffic import (
+    AS_GIVEN,
+    Traffic,
+    bundled_traffic,
+    described,
+    traffic_of,
 )
 
 if TYPE_CHECKING:
@@ -58,37 +69,95 @@ class Base:
         The configuration as its file says it.
     words
         How ``kvsim run`` is told of it; empty where it has no file.
+    traffics
+        What can stand in the place of its traffic.
     """
 
     name: str
     data: Mapping[str, Any]
     words: tuple[str, ...] = ()
+    traffics: tuple[Traffic, ...] = field(default_factory=bundled_traffic)
     config: RunConfig = field(init=False)
+    _others: dict[str, Base] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", parse_config(dict(self.data)))
 
+    def of(self, settings: Mapping[str, Any]) -> Base:
+        """Return the base whose traffic settings have chosen: this, or another.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such traffic.
+        """
+        name = settings.get(TRAFFIC, AS_GIVEN)
+        if not isinstance(name, str) or name not in self.traffic_names:
+            raise ConfigError(
+                "traffic: the page lists no such traffic; choose another, or start "
+                "kvsim explore with --traffic FILE"
+            )
+        if name == AS_GIVEN:
+            return self
+        if name not in self._others:
+            chosen = next(each for each in self.traffics if each.name == name)
+            workload = chosen.in_place_of(self.data["workload"])
+            said = ("--set", f"workload={_told(workload)}") if self.words else ()
+            data = {**self.data, "workload": workload}
+            other = Base(self.name, data, (*self.words, *said), self.traffics)
+            self._others[name] = other
+        return self._others[name]
+
+    @cached_property
+    def traces(self) -> Mapping[str, bytes]:
+        """The traces that its runs may read, as of `Supplies.traces`."""
+        files = (each.name for each in self.traffics if each.is_file)
+        all_ = (self, *(self.of({TRAFFIC: name}) for name in files))
+        jobs = [Job(n, {}, each.config.to_data()) for n, each in enumerate(all_)]
+        return gather(jobs, at_least=1).traces
+
+    @cached_property
+    def _traffic(self) -> Control:
+        own = Choice(AS_GIVEN, described(self.data["workload"]))
+        others = (Choice(each.name, each.facts) for each in self.traffics)
+        return traffic_control((own, *others))
+
+    @property
+    def traffic_names(self) -> list[str]:
+        """The traffic that can be chosen, that of the configuration first."""
+        return [each.value for each in self._traffic.choices]
+
     @cached_property
     def controls(self) -> Mapping[str, Control]:
-        """The controls by key, in their order."""
-        return {each.key: each for each in controls_of(self.data, self.config)}
+        """The controls by key, in their order, while the traffic is its own."""
+        found = (self._traffic, *controls_of(self.data, self.config))
+        return {each.key: each for each in found}
 
-    def control(self, key: object) -> Control:
-        """Return the control of a key that came from outside."""
-        if not isinstance(key, str) or key not in self.controls:
+    def control(self, key: object, settings: Settings) -> Control:
+        """Return the control of a key that came from outside, beside settings."""
+        controls = self.of(settings).controls
+        if not isinstance(key, str) or key not in controls:
             raise ConfigError("key: should be that of a setting of this page")
-        return self.controls[key]
+        return controls[key]
 
     def checked(self, given: object) -> Settings:
         """Return settings that came from outside, see `checked_settings`."""
         if not isinstance(given, dict):
             raise ConfigError("settings: should be a table of values by key")
-        return checked_settings(self.controls, given)
+        return checked_settings(self.of(given).controls, given)
+
+    def moved(self, settings: Settings, key: str, value: Any) -> Settings:
+        """Return settings with one of them moved; other traffic begins as it is."""
+        if key == TRAFFIC:
+            settings = {k: v for k, v in settings.items() if not _is_of_traffic(k)}
+        return self.checked({**settings, key: value})
 
     def with_settings(self, settings: Settings) -> dict[str, Any]:
         """Return the configuration with settings, as plain data."""
-        data = copy.deepcopy(dict(self.data))
+        data = copy.deepcopy(dict(self.of(settings).data))
         for key, value in settings.items():
+            if key == TRAFFIC:
+                continue  # is in the data
             if key == REPLICAS:
                 put(data, "fleet", _fleet_of(value))
             elif key.startswith("objectives.") and value is None:
@@ -106,12 +175,12 @@ class Base:
         """
         if not self.words:
             return "kvsim run explored.yaml"
-        words = ["kvsim", "run", *self.words]
+        words = ["kvsim", "run", *self.of(settings).words]
         removed = [k for k, v in settings.items() if v is None and "objectives." in k]
         for key, value in settings.items():
             if key == REPLICAS:
                 words += ["--set", f"fleet={_told(_fleet_of(value))}"]
-            elif key not in removed:
+            elif key != TRAFFIC and key not in removed:
                 words += ["--set", f"{key}={_told(value)}"]
         if removed:  # a key cannot be taken away: the table is said anew
             left = self.with_settings(settings).get("objectives")
@@ -123,13 +192,19 @@ def _fleet_of(replicas: int) -> dict[str, Any]:
     return {"pools": [{"name": "all", "replicas": replicas}]}
 
 
+def _is_of_traffic(key: str) -> bool:
+    return key.startswith("workload.")
+
+
 def _told(value: Any) -> str:
     """Return a value in YAML, in one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def base_of(path: Path | None, overrides: Sequence[str] = ()) -> Base:
+def base_of(
+    path: Path | None, overrides: Sequence[str] = (), traffic: Sequence[Path] = ()
+) -> Base:
     """Return where a page starts.
 
     Parameters
@@ -139,6 +214,8 @@ def base_of(path: Path | None, overrides: Sequence[str] = ()) -> Base:
         candidate it is; the demo's configuration without one.
     overrides
         As of `sim.config.tables.load_config`.
+    traffic
+        Files whose traffic can be chosen, see `sim.views.explore.traffic.traffic_of`.
 
     Raises
     ------
@@ -146,6 +223,7 @@ def base_of(path: Path | None, overrides: Sequence[str] = ()) -> Base:
         If there is no such thing, it cannot be read, or its engine cannot be.
     """
     base = _read(path, overrides)
+    base = replace(base, traffics=(*base.traffics, *traffic_of(traffic)))
     pools_of(base.config)  # refused here, before a page is opened
     return base
 

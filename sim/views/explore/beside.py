@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from sim.views.explore.base import Base
 from sim.views.explore.server import Page
+from sim.views.explore.traffic import bundled_traffic, traffic_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from sim.config.tables import RunConfig
 
 _NOTEBOOKS: Final = "http://127.0.0.1:* http://localhost:*"
@@ -27,10 +31,15 @@ class Explored:
         Where it begins.
     port
         Where it listens on 127.0.0.1; 0 for any free port.
+    traffic
+        Files whose traffic can be chosen.
     """
 
-    def __init__(self, config: RunConfig, port: int = 0) -> None:
-        base = Base("configuration", config.to_data())
+    def __init__(
+        self, config: RunConfig, port: int = 0, traffic: Sequence[Path] = ()
+    ) -> None:
+        traffics = (*bundled_traffic(), *traffic_of(traffic))
+        base = Base("configuration", config.to_data(), traffics=traffics)
         self._page = Page(base, port, ancestors=_NOTEBOOKS)
         self._thread = Thread(target=self._page.serve, daemon=True)
         self._thread.start()

@@ -6,8 +6,7 @@ number, a switch or one of the listed names: neither a path nor a class can come
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -21,15 +20,17 @@ from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATION_KEYS, GENERATIONS
 from sim.views.bundled import BUNDLED_KINDS, bundled
+from sim.views.explore.control import Choice, Control, Slider, What
 from sim.views.explore.meanings import Meaning, meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-What = Literal["number", "whole", "switch", "choice"]
-
 REPLICAS: Final = "fleet.replicas"
-"""The one control that is no key: engines that are alike, with a router before them."""
+"""A control that is no key: engines that are alike, with a router before them."""
+
+TRAFFIC: Final = "traffic"
+"""A control that is no key: what stands in the place of the table ``workload``."""
 
 OBJECTIVES: Final = ("p95_ttft_ms", "p99_ttft_ms", "p95_tpot_ms", "p95_e2el_ms")
 """Objectives that can be set where a configuration has none."""
@@ -40,140 +41,8 @@ DTYPES: Final = {
 }
 """Texts whose values are few and known."""
 
-
-@dataclass(frozen=True, slots=True)
-class Slider:
-    """The part of a range in which answers differ; beyond it a number is typed."""
-
-    low: float
-    high: float
-    step: float = 0.0
-    """0 for one that is logarithmic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A value, and what is to be known of it."""
-
-    value: str
-    facts: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A setting that the page offers.
-
-    Parameters
-    ----------
-    key
-        Dotted key of the configuration.
-    label
-        Its name, as in the configuration.
-    group
-        Under which heading it stands.
-    what
-        Which values it takes.
-    value
-        That of the configuration as it was given.
-    meaning, unit
-        As of the page on the configuration.
-    is_optional
-        Whether it may be left out, for the release's default.
-    low, high
-        Bounds of the schema, inclusive; None for none.
-    is_open
-        Whether `low` itself is outside.
-    slider
-        Where a slider helps.
-    choices
-        Of a choice.
-    rank
-        From 0 among the controls that matter first; None for all others.
-    lacking
-        Schedulers that have no such key.
-    """
-
-    key: str
-    label: str
-    group: str
-    what: What
-    value: Any
-    meaning: str = ""
-    unit: str = ""
-    is_optional: bool = False
-    low: float | None = None
-    high: float | None = None
-    is_open: bool = False
-    slider: Slider | None = None
-    choices: tuple[Choice, ...] = ()
-    rank: int | None = None
-    lacking: tuple[str, ...] = ()
-
-    def to_data(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
-        return asdict(self)
-
-    def checked(self, value: Any) -> Any:
-        """Return a value as the configuration takes it.
-
-        Raises
-        ------
-        ConfigError
-            If it is of another type, out of range, or none of the choices.
-        """
-        if value is None:
-            if not self.is_optional:
-                raise ConfigError(f"{self.key}: a value is needed, got null")
-            return None
-        if self.what == "choice":
-            return self._chosen(value)
-        if self.what == "switch":
-            if not isinstance(value, bool):
-                raise ConfigError(
-                    f"{self.key}: takes true or false, got {_shown(value)}"
-                )
-            return value
-        return self._number(value)
-
-    def _chosen(self, value: Any) -> str:
-        if not isinstance(value, str) or all(value != c.value for c in self.choices):
-            raise ConfigError(
-                f"{self.key}: takes one of the {len(self.choices)} names that the page "
-                f"lists, got {_shown(value)}"
-            )
-        return value
-
-    def _number(self, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise ConfigError(f"{self.key}: takes a number, got {_shown(value)}")
-        if self.what == "whole":
-            if value != int(value):
-                raise ConfigError(f"{self.key}: takes a whole number, got {value}")
-            value = int(value)
-        low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        if not low <= value <= high or (self.is_open and value == low):
-            raise ConfigError(
-                f"{self.key}: takes {self._range_in_words()}, got {value}"
-            )
-        # Where a kind has the rules, it may want a whole number.
-        is_whole = isinstance(self.value, int) and value == int(value)
-        return int(value) if is_whole else value
-
-    def _range_in_words(self) -> str:
-        words = []
-        if self.low is not None:
-            words.append(f"{'more than' if self.is_open else 'at least'} {self.low:g}")
-        if self.high is not None:
-            words.append(f"at most {self.high:g}")
-        return " and ".join(words)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
+BRIEF: Final = {"engine.gpu": ("GiB", "GB/s")}
+"""Facts that stand in the list itself, by their heading in ``kvsim list``."""
 
 SLIDERS: Final[Mapping[str, Slider]] = {
     "rate_scale": Slider(0.1, 4.0, 0.01),
@@ -194,6 +63,7 @@ SLIDERS: Final[Mapping[str, Slider]] = {
 """Of a key; of the last name of a key, or of its table, where the key has none."""
 
 FIRST: Final = (
+    TRAFFIC,
     "rate_scale",
     "engine.model",
     "engine.gpu",
@@ -212,6 +82,7 @@ FIRST: Final = (
 the one, and another the other."""
 
 _RATE: Final = Meaning("How many times as often requests come.", "times")
+_TRAFFIC: Final = Meaning("Requests in place of the configuration's own.")
 _REPLICAS: Final = Meaning("Engines that are alike, behind a router.", "engines")
 _PROMISE: Final = Meaning("What is promised; the run is judged by it.", "ms")
 
@@ -238,6 +109,13 @@ def controls_of(data: Mapping[str, Any], config: RunConfig) -> tuple[Control, ..
     ]
     known = {each.key: each for each in found if each is not None}
     return tuple(sorted(known.values(), key=lambda each: _order(each.rank, each.group)))
+
+
+def traffic_control(choices: Iterable[Choice]) -> Control:
+    """Return the control of the traffic; the first choice is the configuration's."""
+    names = tuple(choices)
+    own = names[0].value
+    return _made(TRAFFIC, "traffic", "choice", own, _TRAFFIC, choices=names)
 
 
 def _order(rank: int | None, group: str) -> tuple[int, int]:
@@ -445,14 +323,26 @@ def _names_of(key: str, types: Collection[Any]) -> list[Choice]:
         return []
     if key in DTYPES:
         return [Choice(name) for name in DTYPES[key]]
+    return [*_bundled_names(key)]
+
+
+@cache
+def _bundled_names(key: str) -> tuple[Choice, ...]:
+    """Return what is bundled for a key, with its facts."""
     for kind in BUNDLED_KINDS.values():
         if kind.key == key:
             _, *others = kind.columns.items()
-            return [
-                Choice(row["name"], "; ".join(f"{n}: {of(row)}" for n, of in others))
+            return tuple(
+                Choice(
+                    row["name"],
+                    "; ".join(f"{name}: {of(row)}" for name, of in others),
+                    ", ".join(
+                        f"{dict(others)[n](row)} {n}" for n in BRIEF.get(key, ())
+                    ),
+                )
                 for row in kind.rows()
-            ]
-    return []
+            )
+    return ()
 
 
 def _with_own(names: Iterable[Choice], value: str | None) -> tuple[Choice, ...]:

@@ -12,8 +12,6 @@ from anyio import to_thread
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
-from sim.studies.sweeps.job import Job
-from sim.studies.sweeps.supplies import gather
 from sim.views.explore.answers import answer
 from sim.views.explore.kept import Kept
 from sim.views.explore.ranges import point, values_of
@@ -120,9 +118,7 @@ class Desk:
 
     def _started(self) -> Worker:
         if self._worker is None:
-            job = Job(0, {}, self._base.config.to_data())
-            traces = gather([job], at_least=1).traces
-            self._worker = self._make_worker(traces, self._niceness)
+            self._worker = self._make_worker(self._base.traces, self._niceness)
         self._worker.start()
         return self._worker
 
@@ -255,14 +251,14 @@ class Explorer:
         They are run in the background, in an order that shows the whole range early;
         a later curve, or a run of the page, ends this one.
         """
-        control = self.base.control(key)
+        control = self.base.control(key, settings)
         values = values_of(control, settings.get(key, control.value))
         yield {"values": values}
         ticket = self.behind.ticket()
         try:
             await self.behind.clear()
             for place in spread(len(values)):
-                tried = self.base.checked({**settings, key: values[place]})
+                tried = self.base.moved(settings, key, values[place])
                 async for found in self._point(ticket, tried):
                     yield {"place": place, "value": values[place]} | found
                 if not self.behind.is_latest(ticket):

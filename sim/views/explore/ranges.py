@@ -10,7 +10,7 @@ from sim.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.views.explore.controls import Control, Slider
+    from sim.views.explore.control import Control, Slider
 
 NUM_POINTS: Final = 8
 """Runs of a curve."""
@@ -35,7 +35,7 @@ def values_of(control: Control, now: Any) -> list[Any]:
 
     Examples
     --------
-    >>> from sim.views.explore.controls import Control, Slider
+    >>> from sim.views.explore.control import Control, Slider
     >>> tenths = Slider(0.4, 1.1, 0.1)
     >>> rate = Control("rate", "rate", "traffic", "number", 1.0, slider=tenths)
     >>> values_of(rate, 0.85)

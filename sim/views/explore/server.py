@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sim.errors import ConfigError, UserError
-from sim.views.explore.controls import GROUPS
+from sim.views.explore.controls import GROUPS, TRAFFIC
 from sim.views.explore.explorer import MOST_BESIDE, Explorer
 from sim.views.explore.guard import Guard
 from sim.views.explore.page import document
@@ -164,7 +164,7 @@ def application(explorer: Explorer) -> Starlette:
             return asked
         try:
             settings = explorer.base.checked(asked.get("settings", {}))
-            control = explorer.base.control(asked.get("key"))
+            control = explorer.base.control(asked.get("key"), settings)
             values_of(control, control.value)  # refused here, before anything is run
         except UserError as error:
             return _refused(str(error))
@@ -235,6 +235,14 @@ def _start(base: Base) -> dict[str, Any]:
         "version": version("kvsim"),
         "groups": list(GROUPS),
         "controls": [each.to_data() for each in base.controls.values()],
+        "traffic": {
+            name: [
+                each.to_data()
+                for each in base.of({TRAFFIC: name}).controls.values()
+                if each.group == "traffic" and each.key != TRAFFIC
+            ]
+            for name in base.traffic_names
+        },
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from sim.config.tables import load_data, parse_config
 from sim.errors import ConfigError
 from sim.views.explore.base import Base
-from sim.views.explore.controls import FIRST, REPLICAS, Control
+from sim.views.explore.controls import FIRST, REPLICAS, TRAFFIC
 from sim.views.explore.meanings import NOTHING, meaning_of
 from tests.shared import ROOT
 from tests.sim.explore.asking import base
+
+if TYPE_CHECKING:
+    from sim.views.explore.control import Control
 
 DEMO = Base("demo", load_data(ROOT / "examples/demo.yaml"))
 SMALL = base()
@@ -29,7 +32,8 @@ def test_those_that_matter_come_first_and_are_explained() -> None:
     first = [c for c in DEMO.controls.values() if c.rank is not None]
     assert [c.rank for c in first] == sorted(range(len(FIRST)))
     assert len(first) >= 10
-    assert [c.key for c in first][:4] == [
+    assert [c.key for c in first][:5] == [
+        TRAFFIC,
         "workload.preset.rate_scale",
         "engine.model",
         "engine.gpu",
@@ -43,7 +47,7 @@ def test_those_that_matter_come_first_and_are_explained() -> None:
 def test_each_key_is_one_of_the_configuration() -> None:
     for each in (DEMO, SMALL):
         for control in each.controls.values():
-            if control.key == REPLICAS:
+            if control.key in (REPLICAS, TRAFFIC):
                 continue
             data = each.with_settings({control.key: control.value})
             parse_config(data)  # an unknown key would be refused

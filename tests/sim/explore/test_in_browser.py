@@ -148,6 +148,49 @@ def test_pin_compare_go_back_and_reload(page: Browser) -> None:
     assert page.complaints() == []
 
 
+CHOOSE = """
+const place = document.querySelector(`[data-key='${arguments[0]}'] select`);
+place.value = JSON.stringify(arguments[1]);
+place.focus();
+place.dispatchEvent(new Event('change', {bubbles: true}));
+"""
+KEYS = "return [...document.querySelectorAll('.control')].map((c) => c.dataset.key)"
+
+
+def choose(page: Browser, key: str, value: str) -> None:
+    before = page.run(ANSWERED)
+    page.run(CHOOSE, key, value)
+    settled(page, before)
+
+
+def test_other_traffic_has_its_own_settings(page: Browser, tmp_path: Path) -> None:
+    own = page.run(KEYS)
+    move(page, RATE, 1.2)
+    choose(page, "traffic", "batch")
+    assert page.run("return document.activeElement.id") == "set-traffic"
+    keys = page.run(KEYS)
+    assert "workload.synthetic.rate_scale" in keys
+    assert not any("preset" in key for key in keys)
+    assert page.run("return location.hash") == "#traffic=%22batch%22"
+    move(page, "engine.max_num_seqs", 150)  # logarithmic: a place
+    yaml = page.run("return document.getElementById('yaml').textContent")
+    num, _ = preemptions_of(yaml, tmp_path, "batch")
+    assert page.run(TILE, "num_preemptions") == f"{num:,}"
+    shown = page.run("return document.getElementById('tiles').textContent")
+    page.driver.refresh()
+    page.wait(ANSWERED)
+    assert page.run(KEYS) == keys
+    assert page.run("return document.getElementById('tiles').textContent") == shown
+    click(page, "reset")
+    assert page.run(KEYS) == own
+    assert page.run("return location.hash") == ""
+    gpus = page.run(
+        "return document.querySelector(\"[data-key='engine.gpu'] select\").textContent"
+    )
+    assert "h200_sxm: 139.8 GiB, 4,800 GB/s" in gpus
+    assert page.complaints() == []
+
+
 def test_nothing_is_asked_of_another_host_and_the_console_is_silent(
     page: Browser, server: Served
 ) -> None:

@@ -22,7 +22,7 @@ from sim.errors import ConfigError
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.views.explore import work
-from sim.views.explore.controls import REPLICAS, Control
+from sim.views.explore.controls import REPLICAS
 from sim.views.explore.explorer import Explorer
 from sim.views.explore.kept import live
 from sim.views.explore.ranges import values_of
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from starlette.applications import Starlette
+
+    from sim.views.explore.control import Control
 
 BASE = base(objectives={"p95_ttft_ms": 2000.0, "p50_tpot_ms": 60.0})
 

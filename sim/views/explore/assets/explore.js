@@ -6,7 +6,10 @@
   const WAIT_MS = 70; // a hand that moves on is waited for so long
   const SLIDER_STEPS = 400;
   const MOST_COMPARED = 2;
-  const controls = new Map(); // key -> what the server says of it
+  const TRAFFIC = "traffic";
+  const sets = new Map(); // name of traffic -> the controls while it is chosen
+  let given = ""; // name of the traffic of the configuration
+  let controls = new Map(); // key -> what the server says of it
   const widgets = new Map(); // key -> { show(value), note }
   let settings = {}; // what differs from the configuration, by key
   let pinned = null; // settings of the run that is kept behind the others
@@ -42,6 +45,7 @@
     if (typeof value === "boolean") return value ? "on" : "off";
     return typeof value === "number" ? number(value) : String(value);
   };
+  const setOf = (some) => sets.get(some[TRAFFIC]) ?? sets.get(given);
   const valueOf = (key) => (key in settings ? settings[key] : controls.get(key).value);
 
   // -- the address: what is set, so that a reload sees the same ----------------------
@@ -61,12 +65,14 @@
       return undefined;
     }
   };
-  const known = (table) =>
-    Object.fromEntries(
+  const known = (table) => {
+    const own = setOf(table ?? {});
+    return Object.fromEntries(
       Object.entries(table ?? {}).filter(
-        ([key, value]) => controls.has(key) && value !== undefined && !same(value, controls.get(key).value),
+        ([key, value]) => own.has(key) && value !== undefined && !same(value, own.get(key).value),
       ),
     );
+  };
   const fromAddress = () => {
     const told = new URLSearchParams(location.hash.slice(1));
     const [pin, others] = ["pin", "with"].map((name) => told.get(name));
@@ -82,12 +88,25 @@
   // -- settings ----------------------------------------------------------------------
 
   const set = (key, value, isMoving = false) => {
+    // Other traffic begins as it is.
+    if (key === TRAFFIC) for (const each of Object.keys(settings)) if (each.startsWith("workload.")) delete settings[each];
     if (same(value, controls.get(key).value)) delete settings[key];
     else settings[key] = value;
     widgets.get(key).show(value);
     changed(isMoving);
   };
+  // Each traffic has controls of its own.
+  const follow = () => {
+    if (setOf(settings) === controls) return;
+    const focused = document.activeElement?.id;
+    if (!setOf(settings).has(curveKey)) openCurve(null);
+    controls = setOf(settings);
+    build();
+    find();
+    if (focused) at(focused)?.focus();
+  };
   const changed = (isMoving = false) => {
+    follow();
     toAddress();
     showAll();
     clearTimeout(waiting);
@@ -176,7 +195,7 @@
       return found?.facts ? `${found.facts}. ` : "";
     };
     if (control.choices.length <= MANY) {
-      const choices = control.choices.map(({ value }) => [JSON.stringify(value), value]);
+      const choices = control.choices.map(({ value, brief }) => [JSON.stringify(value), brief ? `${value}: ${brief}` : value]);
       if (control.isOptional) choices.unshift(["null", "default"]);
       return { ...select(control, id, choices), facts };
     }
@@ -197,7 +216,9 @@
   };
   const build = () => {
     const form = at("controls");
-    form.addEventListener("submit", (event) => event.preventDefault());
+    const isOpen = at("others")?.open;
+    form.replaceChildren();
+    widgets.clear();
     const all = [...controls.values()];
     for (const each of all.filter(({ rank }) => rank !== null)) form.append(widgetOf(each));
     const others = all.filter(({ rank }) => rank === null);
@@ -207,7 +228,7 @@
       if (control.group !== group) folded.append(make("h2", {}, (group = control.group)));
       folded.append(widgetOf(control));
     }
-    folded.open = others.some(({ key }) => key in settings);
+    folded.open = isOpen || others.some(({ key }) => key in settings);
     form.append(folded);
   };
   const widgetOf = (control) => {
@@ -400,7 +421,7 @@
   };
   const differing = (some) =>
     Object.entries(some)
-      .map(([key, value]) => `${controls.get(key).label} ${words(value)}`)
+      .map(([key, value]) => `${setOf(some).get(key).label} ${words(value)}`)
       .join(", ") || "as given";
   const COLUMNS = ["num_preemptions", "kv_cache_usage_max", "p95_ttft_ms", "p95_tpot_ms", "output_throughput"];
   const note = (result) => {
@@ -568,6 +589,7 @@
   };
   const KEYS = { p: pin, u: unpin, r: reset, "/": () => at("find").focus() };
   const listen = () => {
+    at("controls").addEventListener("submit", (event) => event.preventDefault());
     at("pin").addEventListener("click", pin);
     at("unpin").addEventListener("click", unpin);
     at("reset").addEventListener("click", reset);
@@ -596,11 +618,16 @@
   const begin = async () => {
     const response = await fetch("start.json");
     const told = await response.json();
-    for (const each of told.controls) {
-      const { is_optional: isOptional, ...control } = each;
-      controls.set(each.key, { ...control, isOptional });
+    const place = ({ rank, group }) => (rank ?? told.controls.length) * told.groups.length + told.groups.indexOf(group);
+    const others = told.controls.filter(({ key, group }) => key === TRAFFIC || group !== TRAFFIC);
+    for (const [name, own] of Object.entries(told.traffic)) {
+      const all = [...others, ...own].sort((one, other) => place(one) - place(other));
+      const renamed = all.map(({ is_optional: isOptional, ...each }) => [each.key, { ...each, isOptional }]);
+      sets.set(name, new Map(renamed));
     }
+    given = others.find(({ key }) => key === TRAFFIC).value;
     fromAddress();
+    controls = setOf(settings);
     build();
     listen();
     showAll();
