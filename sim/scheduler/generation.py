@@ -166,7 +166,7 @@ def cache_of(arguments: Mapping[str, Any]) -> CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How the release's own server is started.
+    """How the release's own server is started, and what it calls what it tells.
 
     Parameters
     ----------
@@ -184,6 +184,8 @@ class Server:
         The option that leaves CUDA graphs out.
     pool_in_tokens
         The option that says how many tokens the pool has, where blocks are not said.
+    dialect
+        Whose names its metrics and pages have; see `sim.serving.dialects`.
     """
 
     command: tuple[str, ...] = ("vllm", "serve")
@@ -193,6 +195,7 @@ class Server:
     off_switches: Mapping[str, str] = field(default_factory=dict)
     eager: str = "enforce_eager"
     pool_in_tokens: str = ""
+    dialect: str = "vllm"
 
 
 _SWAP, _GRAPHS, _SERVER = SwapRule(), GraphRule(), Server()

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sim.serving.asked import Asked, BadRequestError, asked_of, chat_text, fields_of
+from sim.serving.dialects import dialect_of
 from sim.serving.live import EngineDeadError
 from sim.serving.replies import Reply, error_of
 from sim.serving.streams import Stream, unless_left
@@ -62,11 +63,8 @@ class Api:
         self.goes_on.set()
         self._api_key = api_key
         self._table = engine.config.engine
+        self._dialect = dialect_of(engine)
         self.model = self._table.model
-
-    @property
-    def is_sglang(self) -> bool:
-        return self._table.scheduler_kind == "sglang"
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -75,7 +73,7 @@ class Api:
             ("/v1/chat/completions", self.chat, "POST"),
             ("/v1/models", self.models, "GET"),
         ]
-        free = [
+        free: list[tuple[str, Endpoint, str]] = [
             ("/health", self.health, "GET"),
             ("/ping", self.health, "GET"),
             ("/version", self.version, "GET"),
@@ -83,14 +81,9 @@ class Api:
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
         ]
-        if self.is_sglang:
-            free += [
-                ("/health_generate", self.health, "GET"),
-                ("/get_server_info", self.server_info, "GET"),
-                ("/server_info", self.server_info, "GET"),
-                ("/get_model_info", self.model_info, "GET"),
-                ("/model_info", self.model_info, "GET"),
-            ]
+        free += [(path, self.health, "GET") for path in self._dialect.health]
+        pages = self._dialect.pages.items()
+        free += [(path, self._page(page), "GET") for path, page in pages]
         return Starlette(
             routes=[
                 *(
@@ -146,7 +139,7 @@ class Api:
             "id": self.model,
             "object": "model",
             "created": 0,
-            "owned_by": "sglang" if self.is_sglang else "vllm",
+            "owned_by": self._dialect.owner,
             "root": self.model,
             "parent": None,
             "max_model_len": self.engine.max_model_len,
@@ -154,34 +147,12 @@ class Api:
         }
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def server_info(self, _: Request) -> Response:
-        capacity = self.engine.run.capacity
-        num_tokens = (capacity.num_gpu_blocks - 1) * capacity.block_size
-        parallel = self._table.tensor_parallel_size
-        return JSONResponse(
-            {
-                "model_path": self.model,
-                "served_model_name": self.model,
-                "tp_size": parallel,
-                "dp_size": self._table.data_parallel_size,
-                "max_total_num_tokens": num_tokens,
-                "context_length": self.engine.max_model_len,
-                "page_size": capacity.block_size,
-                "version": self._table.version,
-                "status": "ready",
-                "internal_states": [{"memory_usage": {"token_capacity": num_tokens}}],
-            }
-        )
+    def _page(self, page: Callable[[LiveEngine], Any]) -> Endpoint:
+        async def told(_: Request) -> Response:
+            self.engine.advance()
+            return JSONResponse(page(self.engine))
 
-    async def model_info(self, _: Request) -> Response:
-        return JSONResponse(
-            {
-                "model_path": self.model,
-                "tokenizer_path": self.model,
-                "is_generation": True,
-                "max_model_len": self.engine.max_model_len,
-            }
-        )
+        return told
 
     # -- tokens ---------------------------------------------------------------
 

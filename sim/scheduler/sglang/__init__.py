@@ -71,5 +71,6 @@ SGLANG = Generation(
         off_switches=MappingProxyType({common: own for own, common in NEGATED.items()}),
         eager=next(iter(SAME_SWITCHES)),
         pool_in_tokens=MAX_TOTAL_TOKENS,
+        dialect="sglang",
     ),
 )

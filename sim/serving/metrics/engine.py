@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from sim.scheduler.request import RequestStatus
-from sim.serving.metrics.sglang import SglangMetrics
-from sim.serving.metrics.vllm import VllmMetrics
+from sim.serving.dialects import dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
-class Dialect(Protocol):
+class EngineMetrics(Protocol):
     """Metrics under the names of an engine; `engine` is the data-parallel rank."""
 
     def scheduled(self, engine: int, output: SchedulerOutput) -> None:
@@ -51,32 +50,31 @@ class Dialect(Protocol):
 def metrics_of(live: LiveEngine) -> CollectorRegistry:
     """Return the metrics of an engine, under the names of its kind."""
     registry = _Registry()
-    is_sglang = live.config.engine.scheduler_kind == "sglang"
-    dialect: Dialect = (SglangMetrics if is_sglang else VllmMetrics)(registry, live)
-    registry.told = (dialect, live)
+    metrics = dialect_of(live).metrics(registry, live)
+    registry.told = (metrics, live)
     for index, engine in enumerate(live.run.engines):
-        engine.listeners.append(_Steps(index, dialect, live))
+        engine.listeners.append(_Steps(index, metrics, live))
     return registry
 
 
 class _Registry(CollectorRegistry):
     """Metrics whose gauges are set just before they are read."""
 
-    told: tuple[Dialect, LiveEngine] | None = None
+    told: tuple[EngineMetrics, LiveEngine] | None = None
 
     def collect(self) -> Iterable[Metric]:
         if self.told is not None:
-            dialect, live = self.told
-            dialect.state(live)
+            metrics, live = self.told
+            metrics.state(live)
         return super().collect()
 
 
 class _Steps:
-    """Tells a dialect what the steps of one engine gave; see `StepListener`."""
+    """Counts in metrics what the steps of one engine gave; see `StepListener`."""
 
-    def __init__(self, index: int, dialect: Dialect, live: LiveEngine) -> None:
+    def __init__(self, index: int, metrics: EngineMetrics, live: LiveEngine) -> None:
         self._index = index
-        self._dialect = dialect
+        self._metrics = metrics
         self._live = live
         self._in_flight: deque[list[Request]] = deque()
         self._seen: dict[Request, tuple[int, float]] = {}  # tokens, and when
@@ -91,11 +89,11 @@ class _Steps:
     ) -> None:
         del step, start_s, cost, scheduler
         self._in_flight.append(list(output.scheduled))
-        self._dialect.scheduled(self._index, output)
+        self._metrics.scheduled(self._index, output)
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
         del scheduler
-        seen, dialect, index = self._seen, self._dialect, self._index
+        seen, metrics, index = self._seen, self._metrics, self._index
         batch = self._in_flight.popleft() if self._in_flight else []
         num_tokens, gaps_s = 0, []
         ending = set(finished)
@@ -108,15 +106,15 @@ class _Steps:
                 continue
             num_tokens += now - before
             if before == 0:
-                dialect.first_token(index, request, end_s)
+                metrics.first_token(index, request, end_s)
             else:
                 gaps_s.append(end_s - last_s)
             seen[request] = (now, end_s)
-        dialect.tokens(index, num_tokens, gaps_s)
+        metrics.tokens(index, num_tokens, gaps_s)
         for request in finished:
             seen.pop(request, None)
             if request.status in _SERVED:
-                dialect.ended(index, request, self._reason(request))
+                metrics.ended(index, request, self._reason(request))
         if len(seen) > 2 * len(batch) + 64:  # of those whose clients have left
             self._seen = {r: s for r, s in seen.items() if not r.status.is_finished}
 

@@ -72,7 +72,7 @@ _CACHE_CONFIG: Final = {
 
 
 class VllmMetrics:
-    """See `sim.serving.metrics.engine.Dialect`."""
+    """See `sim.serving.metrics.engine.EngineMetrics`."""
 
     def __init__(self, registry: CollectorRegistry, live: LiveEngine) -> None:
         named = Named(registry, "vllm:", ("model_name", "engine"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,43 @@ histogram request_prefill_time_seconds request_decode_time_seconds
 histogram request_num_preemptions request_prefill_kv_computed_tokens
 """
 
+SGLANG_059 = """
+gauge num_running_reqs num_used_tokens token_usage pending_prealloc_token_usage
+gauge swa_token_usage mamba_usage decode_sum_seq_lens gen_throughput num_queue_reqs
+gauge num_grammar_queue_reqs num_running_reqs_offline_batch cache_hit_rate
+gauge max_total_num_tokens spec_accept_length spec_accept_rate num_retracted_reqs
+gauge num_paused_reqs num_prefill_prealloc_queue_reqs num_prefill_inflight_queue_reqs
+gauge num_decode_prealloc_queue_reqs num_decode_transfer_queue_reqs
+gauge kv_transfer_speed_gb_s kv_transfer_latency_ms kv_transfer_bootstrap_ms
+gauge kv_transfer_alloc_ms kv_transfer_total_mb utilization
+gauge max_running_requests_under_SLO engine_startup_time engine_load_weights_time
+gauge is_cuda_graph num_unique_running_routing_keys routing_key_running_req_count
+gauge routing_key_all_req_count new_token_ratio cache_config_info
+counter num_retracted_requests num_retracted_input_tokens num_retracted_output_tokens
+counter num_bootstrap_failed_reqs num_transfer_failed_reqs num_prefill_retries
+counter num_grammar_cache_hit num_grammar_aborted num_grammar_timeout num_grammar
+counter cuda_graph_passes realtime_tokens gpu_execution_seconds
+counter dp_cooperation_realtime_tokens dp_cooperation_gpu_execution_seconds
+counter prefill_delayer_outcomes prompt_tokens generation_tokens cached_tokens
+counter num_requests num_so_requests num_aborted_requests
+histogram queue_time_seconds grammar_compilation_time_seconds grammar_schema_count
+histogram grammar_ebnf_size grammar_tree_traversal_time_avg
+histogram grammar_tree_traversal_time_max per_stage_req_latency_seconds
+histogram prefill_delayer_wait_forward_passes prefill_delayer_wait_seconds
+histogram time_to_first_token_seconds inter_token_latency_seconds
+histogram e2e_request_latency_seconds num_retractions
+"""
+SGLANG_LABELS = {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank"}
+
+
+def listed(release: str, prefix: str) -> dict[str, str]:
+    """Return the types of a release's metrics by their names."""
+    found: dict[str, str] = {}
+    for line in release.strip().splitlines():
+        kind, *names = line.split()
+        found |= {f"{prefix}:{name}": kind for name in names}
+    return found
+
 
 def scraped(client: Client) -> dict[str, Metric]:
     status, text = client.ask("/metrics")
@@ -51,10 +89,7 @@ def value(family: Metric, ending: str = "", **labels: Any) -> float:
 
 
 def test_names_types_and_labels_are_those_of_the_release() -> None:
-    expected: dict[str, str] = {}
-    for line in RELEASE_033.strip().splitlines():
-        kind, *names = line.split()
-        expected |= {f"vllm:{name}": kind for name in names}
+    expected = listed(RELEASE_033, "vllm")
     client = Client()
     try:
         families = scraped(client)
@@ -116,12 +151,29 @@ def test_sglang_has_its_own_names_and_tells_of_its_server() -> None:
         client.completion(prompt="x" * 400, max_tokens=5, ignore_eos=True)
         families = scraped(client)
         status, text = client.ask("/get_server_info")
+        load = client.ask("/get_load")[1]
     finally:
         client.end()
     assert status == 200
     assert b"max_total_num_tokens" in text
+    types = {name: family.type for name, family in families.items()}
+    assert types == listed(SGLANG_059, "sglang")
+    assert set(families["sglang:num_running_reqs"].samples[0].labels) == SGLANG_LABELS
+    assert set(families["sglang:prompt_tokens"].samples[0].labels) == {"model_name"}
     assert value(families["sglang:num_running_reqs"]) == 0
     assert value(families["sglang:prompt_tokens"], "_total") == 100
     assert value(families["sglang:generation_tokens"], "_total") == 5
     assert value(families["sglang:inter_token_latency_seconds"], "_count") == 4
-    assert all(name.startswith("sglang:") for name in families)
+    assert value(families["sglang:num_retractions"], "_sum") == 0
+    (computed,) = (
+        sample.value
+        for sample in families["sglang:realtime_tokens"].samples
+        if sample.name.endswith("_total") and sample.labels["mode"] == "prefill_compute"
+    )
+    assert computed == 100
+    told = families["sglang:max_total_num_tokens"]
+    assert value(told) == json.loads(text)["max_total_num_tokens"]
+    assert json.loads(load) == [
+        {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0}
+        | {key: json.loads(load)[0][key] for key in ("num_tokens", "ts_tic")}
+    ]
