@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from cache.v1.tables import TableRequest
 
 _MOST_TAKEN_IDS_KEPT = 1 << 16
+_ids: list[int] = []
+
+
+def _ids_below(num_gpu_blocks: int) -> list[int]:
+    """Return the ids from 1 on; those of all pools are the same objects.
+
+    An id is looked at whenever its block is taken or freed. The engines of a fleet take
+    turns, and ids of their own would push one another out of the processor's cache.
+    """
+    if len(_ids) < num_gpu_blocks:
+        _ids.extend(range(len(_ids), num_gpu_blocks))
+    return _ids[1:num_gpu_blocks]
 
 
 class IdTables:
@@ -62,7 +74,7 @@ class IdTables:
         self.watch_hit = False
         self.observer: BlockObserver | None = None
         self._is_stack = unhashed_first
-        ids = list(range(1, num_gpu_blocks))
+        ids = _ids_below(num_gpu_blocks)
         if unhashed_first:
             ids.reverse()
         self._free = ids

@@ -192,3 +192,16 @@ def open_loop(
     if going_on:
         yield env.all_of(going_on)
     engine.close_arrivals()
+
+
+def hand_over(
+    env: simpy.Environment, engine: Server, requests: Iterable[Request]
+) -> Generator[simpy.Event, Any, None]:
+    """Do as `open_loop` with requests of the engine, in order of arrival."""
+    for request in requests:
+        if engine.stop_requested:
+            break
+        if request.arrival_s > env._now:
+            yield At(env, request.arrival_s, ARRIVAL_PRIORITY)
+        engine.submit(request)
+    engine.close_arrivals()

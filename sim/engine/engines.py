@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
     OnEnd = Callable[[Request], object]
+    Coming = TypeVar("Coming", RequestSpec, Request)
 
 
 class Router(Protocol):
@@ -116,11 +117,11 @@ class Engines:
         if place is not None:
             self.engines[place].abort(request, reason)
 
-    def announced(self, specs: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
+    def announced(self, requests: Iterable[Coming]) -> Iterator[Coming]:
         """Yield requests in order of arrival, and keep in mind when the next comes."""
-        for spec in specs:
-            self.next_arrival_s = spec.arrival_s
-            yield spec
+        for request in requests:
+            self.next_arrival_s = request.arrival_s
+            yield request
         self.next_arrival_s = inf
 
     def close_arrivals(self) -> None:

@@ -16,7 +16,6 @@ from sim.engine.sampling import OutputCalendar, Sampler, sample
 from sim.engine.steps import way_of
 from sim.engine.steps.base import EmptySteps, forms_itself, queue_lengths
 from sim.engine.stretch import Stretch
-from sim.results.step_log import CHUNK_ROWS
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -82,6 +81,9 @@ class Engine:
     is_interruptible
         Whether requests may come, or be withdrawn, before the horizon: a stretch then
         ends with the step in progress. Nothing else of it may be looked at before.
+    looks_ahead
+        Whether an interruptible engine may go on behind a step that ends no request
+        before that has ended: where requests come at `ARRIVAL_PRIORITY` only.
     beside
         What runs beside steps and adds to them; see `sim.engine.offloading`.
     listeners
@@ -96,6 +98,7 @@ class Engine:
     """
 
     is_interruptible = False
+    looks_ahead = False
 
     def __init__(
         self,
@@ -131,6 +134,9 @@ class Engine:
         log = recorder.steps
         most = getattr(scheduler, "max_concurrent_batches", 1)
         self._is_clocked = forms_itself(scheduler) and not stepwise
+        self._num_unquestioned_tokens: int = (
+            getattr(scheduler, "num_unquestioned_tokens", 0) if self._is_clocked else 0
+        )
         self.batches: Any = (
             None
             if most == 1
@@ -151,6 +157,7 @@ class Engine:
         self._arrivals_closed = arrivals is not None
         self._actions: list[Callable[[], object]] = []  # between two steps
         self._wake: simpy.Event | Stretch | None = None  # while it waits
+        self._stretch: Stretch | None = None  # in progress, not written down
         if beside is not None:
             beside.wake = self._wake_up
             if self.batches is not None:
@@ -164,8 +171,12 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         self.recorder.arrived(request)
+        most = self._num_unquestioned_tokens
         error = (
-            self.scheduler.admission_error(request) if self.admission_check else None
+            None
+            if (request.num_prompt_tokens < most and request.max_num_tokens <= most)
+            or not self.admission_check
+            else self.scheduler.admission_error(request)
         )
         if error is None:
             self.scheduler.add_request(request)
@@ -207,18 +218,19 @@ class Engine:
         env, events = self.env, self.env._queue
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
+        looks_ahead = self.looks_ahead and self.is_interruptible
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active = log.ends_s, recorder.active
+        chunk_rows = log.chunk_rows
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = scheduler.add_request, scheduler.admission_error
         if not self.admission_check:
             admission_error = _no_error
-        num_unquestioned_tokens = 0
+        num_unquestioned_tokens = self._num_unquestioned_tokens
         running: Any = ()
         waiting: Any = ()
         if self._is_clocked:
             running, waiting = scheduler.running, scheduler.waiting
-            num_unquestioned_tokens = scheduler.num_unquestioned_tokens
         ways = way_of(self, is_clocked=self._is_clocked, stepwise=self._stepwise)
         due_steps, quiet = ways.due_steps, ways.quiet
         if quiet is not None:
@@ -267,12 +279,17 @@ class Engine:
 
             # Until anything else had its turn, what is above cannot have changed.
             self.is_alone = True
+            is_unseen = False  # whether the clock stands before the latest step's end
             while self.is_alone:
                 # -- what begins now: a stretch of quiet steps, or a step in full
                 num_steps = 0
                 if takes_stretches:
                     last = due_steps[0] + 1
                     num_steps = quiet_steps((last if last < look else look) - step)
+                if is_unseen and not num_steps:
+                    yield At(env, now_s, STEP_PRIORITY)
+                    is_unseen = self.is_alone = False
+                    continue
                 if num_steps:
                     until_s = next_s if next_s < event_s else event_s
                     if horizon is not None:
@@ -282,9 +299,12 @@ class Engine:
                     else:
                         ends = quiet_ends(step, num_steps, now_s, until_s)
                         if event_s <= ends[-1] < inf:
-                            ends = yield from self._interruptible(ends, until_s)
-                            if env._now > now_s:  # they have ended
+                            ends = yield from self._interruptible(ends, until_s, now_s)
+                            if is_unseen or env._now > now_s:  # they have ended
                                 event_s, self.is_alone = inf, False
+                                is_unseen = False
+                            if not ends:
+                                continue
                         take_quiet(step, num_steps, now_s, until_s, ends)
                     end_s = ends[-1]
                     step += len(ends) - 1
@@ -336,17 +356,26 @@ class Engine:
                         event_s = events[0][0] if events else inf
                         if error is None or upcoming is None:
                             empty_steps.end()
-                if event_s <= end_s:
+                if event_s > end_s:
+                    env._now = end_s
+                elif (
+                    looks_ahead
+                    and not num_steps
+                    and self.is_alone
+                    and takes_stretches
+                    and step + 1 < look
+                    and way.ends_unseen(step)
+                ):
+                    is_unseen = True
+                else:
                     yield At(env, end_s, STEP_PRIORITY)
                     self.is_alone = False
-                else:
-                    env._now = end_s
 
                 # -- tokens appear, and finished requests leave
                 finished = appear(step, end_s)
                 if finished:
                     recorder.finished(finished, way.num_later_steps)
-                    if len(ends_s) >= CHUNK_ROWS or self.stop_requested:
+                    if len(ends_s) >= chunk_rows or self.stop_requested:
                         log.flush()
                         self.is_alone = False
                 if listeners:
@@ -380,21 +409,32 @@ class Engine:
         return has_outputs or any(queue_lengths(self.scheduler))
 
     def _interruptible(
-        self, ends: list[float], until_s: float
+        self, ends: list[float], until_s: float, begin_s: float
     ) -> Generator[simpy.Event, Any, list[float]]:
         """Wait for the end of quiet steps, or for an interruption; return the ends.
 
         A step that somebody looks at is taken alone: what it holds is then known from
         its beginning on.
         """
+        env = self.env
         if ends[-1] >= until_s:
             ends = ends[:-1] or ends
-        if len(ends) == 1 or self.env.peek() > ends[-1]:
+        if begin_s == env._now and (len(ends) == 1 or env.peek() > ends[-1]):
             return ends
-        stretch = self._wake = Stretch(self.env, ends)
+        stretch = self._wake = self._stretch = Stretch(env, ends, begin_s)
         yield stretch.end
-        self._wake = None
+        self._wake = self._stretch = None
         return stretch.ends_s
+
+    def kv_cache_usage(self) -> float:
+        """Return the share of blocks in use, as the steps that have begun left it."""
+        scheduler: Any = self.scheduler
+        stretch = self._stretch
+        if stretch is not None and getattr(scheduler, "foresees_usage", False):
+            after: float = scheduler.usage_after(stretch.num_begun())
+            return after
+        usage: float = scheduler.cache_usage().kv_cache_usage
+        return usage
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for an arrival of its own, for what runs beside, or to be woken."""

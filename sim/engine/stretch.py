@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from sim.engine.clock import STEP_PRIORITY, At
@@ -20,6 +20,9 @@ class Stretch:
         The clock.
     ends_s
         When each step ends, in order.
+    begin_s
+        When the first one begins, in seconds: now, or at the end of a step that nobody
+        sees.
 
     Attributes
     ----------
@@ -27,17 +30,32 @@ class Stretch:
         Happens at the end of the last step.
     """
 
-    def __init__(self, env: simpy.Environment, ends_s: list[float]) -> None:
+    def __init__(
+        self, env: simpy.Environment, ends_s: list[float], begin_s: float
+    ) -> None:
         self._env = env
+        self._begin_s = begin_s
+        self._has_begun = begin_s == env._now
         self.ends_s = ends_s
         self.end: simpy.Event = At(env, ends_s[-1], STEP_PRIORITY)
 
     def succeed(self) -> None:
         """Let it end with the step in progress, as its engine has something to do."""
-        num_steps = bisect_left(self.ends_s, self._env.now) + 1
+        now_s = self._env._now
+        num_steps = 0
+        if self._has_begun or now_s > self._begin_s:
+            num_steps = bisect_left(self.ends_s, now_s) + 1
         if num_steps < len(self.ends_s):
             self.ends_s = self.ends_s[:num_steps]
-            sooner = At(self._env, self.ends_s[-1], STEP_PRIORITY)
+            end_s = self.ends_s[-1] if num_steps else self._begin_s
+            sooner = At(self._env, end_s, STEP_PRIORITY)
             # Whoever waits for the end waits for this one from now on.
             sooner.callbacks, self.end.callbacks = self.end.callbacks, []
             self.end = sooner
+
+    def num_begun(self) -> int:
+        """Return how many steps have begun, when those of this instant have."""
+        now_s = self._env._now
+        if now_s < self._begin_s:
+            return 0
+        return min(bisect_right(self.ends_s, now_s) + 1, len(self.ends_s))

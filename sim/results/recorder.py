@@ -117,6 +117,8 @@ class Recorder:
         Takes what a tree of prefixes holds, if there is one.
     front_end_s
         What latencies have besides; see `RequestRows`.
+    num_recorders
+        How many there are in the run; of many, each collects less at a time.
 
     Attributes
     ----------
@@ -134,6 +136,7 @@ class Recorder:
         groups: GroupUsage | None = None,
         tree: PrefixTreeUsage | None = None,
         front_end_s: float = 0.0,
+        num_recorders: int = 1,
     ) -> None:
         self.groups = groups
         self._tree = tree
@@ -142,10 +145,10 @@ class Recorder:
         self.num_finished = 0
         self.num_left = 0
         self.active: dict[int, Request] = {}
-        self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit)
+        self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit, num_recorders)
         self._left_s = array("d")
         self._totals = StepTotals()
-        self._requests = RequestRows(front_end_s)
+        self._requests = RequestRows(front_end_s, num_recorders)
         self._preemptions = PreemptionRows()
 
     @property

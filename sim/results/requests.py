@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
 
 _CHUNK_ROWS = 2048
+_LEAST_CHUNK_ROWS = 64
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 _READ = (
@@ -74,6 +75,8 @@ class RequestRows:
     front_end_s
         Seconds from the client to the queue and from a token to the client, which
         latencies have besides.
+    num_recorders
+        How many collect rows at a time; of many, each turns fewer into columns at once.
 
     Attributes
     ----------
@@ -81,7 +84,9 @@ class RequestRows:
         How the tokens of the served ones followed one another; complete after `table`.
     """
 
-    def __init__(self, front_end_s: float = 0.0) -> None:
+    def __init__(self, front_end_s: float = 0.0, num_recorders: int = 1) -> None:
+        self._chunk_rows = max(_LEAST_CHUNK_ROWS, 4 * _CHUNK_ROWS // num_recorders)
+        self._chunk_rows = min(_CHUNK_ROWS, self._chunk_rows)
         self.streaks = Streaks()
         self._front_end_s = front_end_s
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
@@ -123,7 +128,7 @@ class RequestRows:
                     last_step,
                 )
             )
-        if len(packed) >= _CHUNK_ROWS:
+        if len(packed) >= self._chunk_rows:
             self._flush()
 
     def _flush(self) -> None:

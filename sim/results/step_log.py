@@ -105,7 +105,10 @@ _ADDED_TO = [
 
 CHUNK_ROWS = 8192
 """Steps that are turned into columns at once."""
-_ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
+_LEAST_CHUNK_ROWS = 512
+_CHUNKS_A_BATCH = 8
+_NUM_AT_FULL_LENGTH = 4
+"""So many engines may each hold a batch of `BATCH_ROWS`; of more each holds less."""
 
 
 class StepLog:
@@ -121,15 +124,20 @@ class StepLog:
         Takes each batch of `BATCH_ROWS` rows, and the shorter last one: the columns of
         `sim.results.schema.STEPS`. They change once it has returned, unless it says
         that they are kept.
+    num_logs
+        How many engines keep one at a time: of many, each has shorter batches, so that
+        together they do not hold more.
 
     Attributes
     ----------
+    chunk_rows
+        Steps that are turned into columns at once.
     packed
         A row of `pack_facts` for each step, right after its scheduler call, and one for
         each stretch (steps in a row in which the same decodes run and nothing else
         happens), its blocks as before the first step.
     ends_s
-        The end of each step in seconds. Call `flush` when there are `CHUNK_ROWS`,
+        The end of each step in seconds. Call `flush` when there are `chunk_rows`,
         before a step is added.
     new_blocks
         For each step of the stretches, blocks that tables took.
@@ -154,7 +162,11 @@ class StepLog:
         another; those in flight follow after the next `flush`.
     """
 
-    def __init__(self, emit: Callable[[Batch], bool]) -> None:
+    def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
+        share = max(1, num_logs // _NUM_AT_FULL_LENGTH)
+        self.chunk_rows = max(CHUNK_ROWS // share, min(CHUNK_ROWS, _LEAST_CHUNK_ROWS))
+        self._batch_rows = min(BATCH_ROWS, _CHUNKS_A_BATCH * self.chunk_rows)
+        self._room_rows = self._batch_rows + 4 * self.chunk_rows
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
@@ -171,7 +183,7 @@ class StepLog:
         self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
-        self._columns = _zero_columns(_ROOM_ROWS)
+        self._columns = _zero_columns(self._room_rows)
         self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
 
@@ -342,15 +354,15 @@ class StepLog:
 
     def _emit_full(self) -> None:
         """Emit the batches that are complete and move the rest to the front."""
-        begin, are_kept = 0, False
-        while begin + BATCH_ROWS <= self._num_rows - self.num_in_flight:
-            batch = self._typed(slice(begin, begin + BATCH_ROWS))
+        begin, are_kept, size = 0, False, self._batch_rows
+        while begin + size <= self._num_rows - self.num_in_flight:
+            batch = self._typed(slice(begin, begin + size))
             are_kept = self._emit(batch) or are_kept
-            begin += BATCH_ROWS
+            begin += size
         if not begin:
             return
         if are_kept:
-            self._columns = self._moved(begin, _ROOM_ROWS)
+            self._columns = self._moved(begin, self._room_rows)
         else:
             for column in self._columns:
                 rest = column[begin : self._num_rows]

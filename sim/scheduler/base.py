@@ -215,6 +215,8 @@ class ClockedScheduler(Scheduler, Protocol):
     num_unquestioned_tokens
         A request whose prompt is shorter than this, and which ends there at the latest,
         has no `admission_error`.
+    foresees_usage
+        Whether quiet steps take a block for each that opens, and nothing else changes.
     groups
         Block tables of several groups, or None.
     num_blocks_by_group
@@ -224,6 +226,7 @@ class ClockedScheduler(Scheduler, Protocol):
 
     moves_blocks: bool
     num_unquestioned_tokens: int
+    foresees_usage: bool
     running: Any
     waiting: Any
     clock: Any
@@ -260,6 +263,13 @@ class ClockedScheduler(Scheduler, Protocol):
         """Take quiet steps; return how many blocks tables took in each.
 
         With `groups`: `usage_facts` after each, one after the other.
+        """
+        ...
+
+    def usage_after(self, num_steps: int) -> float:
+        """Return the share of blocks in use when so many quiet steps more have begun.
+
+        Asked only if it `foresees_usage`. Changes nothing.
         """
         ...
 

@@ -138,6 +138,7 @@ class Fleet:
         self._owners = [pool for pool in pools for _ in pool.schedulers]
         self.events = [_event(each) for each in table.events]
         self._slowed: dict[int, Slowed] = {}
+        self._running: dict[int, Engine] = {}
         self._heed: Callable[[Engine], None] = _run_on
         self.router: Any = self._make_router(table, seed)
 
@@ -201,12 +202,14 @@ class Fleet:
 
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:
         """Read what engines, all by default, would tell of themselves now."""
-        schedulers = self.schedulers
-        if places is not None:
-            schedulers = [schedulers[place] for place in places]
+        engines = self._running
         return [
-            Load(each.num_waiting, each.num_running, each.cache_usage().kv_cache_usage)
-            for each in schedulers
+            Load(
+                (scheduler := engines[place].scheduler).num_waiting,
+                scheduler.num_running,
+                engines[place].kv_cache_usage(),
+            )
+            for place in (range(len(engines)) if places is None else places)
         ]
 
     def dealt(self, factory: RequestFactory) -> Engines | None:
@@ -263,7 +266,12 @@ class Fleet:
     ) -> None:
         """Let an engine know how far it may run ahead."""
         engine.is_interruptible = engine.batches is None
-        if engine.is_interruptible or is_announced:
+        engine.looks_ahead = is_announced and not self.comes_and_goes
+        if engine.is_interruptible and getattr(
+            engine.scheduler, "foresees_usage", False
+        ):
+            engine.horizon = _never  # what is looked at is known amid quiet steps, too
+        elif engine.is_interruptible or is_announced:
             engine.horizon = _horizon(
                 engines, watches, heeds_arrivals=not engine.is_interruptible
             )
@@ -298,7 +306,7 @@ class Fleet:
         cost_model = pool.cost_model
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
-        return Engine(
+        engine = self._running[place] = Engine(
             env or self.env,
             scheduler,
             cost_model,
@@ -310,6 +318,7 @@ class Fleet:
             horizon=horizon,
             stepwise=self._stepwise,
         )
+        return engine
 
     def _beside(
         self, place: int, scheduler: Scheduler, cost_model: CostModel
@@ -392,6 +401,10 @@ def _event(table: EventTable) -> ReplicaEvent:
         retries=table.requests != "lose",
         factor=table.factor or 1.0,
     )
+
+
+def _never() -> float:
+    return inf
 
 
 def _run_on(engine: Engine) -> None:

@@ -54,6 +54,7 @@ def make_recorder(
             "groups": _group_usage(capacity, schedulers[0]) if keeps_steps else None,
             "tree": _tree_usage(scheduler) if keeps_steps else None,
             "front_end_s": config.front_end_s,
+            "num_recorders": len(schedulers),
         }
         if drafts is not None:
             return DraftRecorder(drafts.num_speculative_tokens, **more)

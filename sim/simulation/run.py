@@ -12,7 +12,7 @@ import simpy
 
 from cache.errors import PolicyError
 from sim.costs.pricing import AtBound
-from sim.engine.clients import FanOutClient, GroupClient, open_loop
+from sim.engine.clients import FanOutClient, GroupClient, hand_over, open_loop
 from sim.engine.clock import garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
@@ -253,7 +253,11 @@ class Simulation:
     def _begin_arrivals(
         self, engines: Engines, client: Client, *, is_announced: bool
     ) -> None:
-        if is_announced:
+        fleet = self.config.fleet
+        if is_announced and (fleet is None or not fleet.has_roles):
+            requests = engines.announced(requests_of(client.factory, self.specs))
+            self.env.process(hand_over(self.env, engines, requests))
+        elif is_announced:
             specs = engines.announced(self.specs)
             self.env.process(open_loop(self.env, engines, specs, client))
         else:

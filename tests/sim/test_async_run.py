@@ -336,7 +336,7 @@ def test_tokens_appear_when_outputs_are_processed(
     *,
     stepwise: bool,
 ) -> None:
-    monkeypatch.setattr("sim.engine.loop.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.step_log.CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("sim.results.step_log.BATCH_ROWS", 2 * chunk_rows)
     cost = {"kind": "roofline"}
     simulated = simulation(cost=cost, num_requests=30, rate=100.0, **engine)

@@ -73,7 +73,7 @@ def data_of(
         "num_requests": num_requests,
         "arrivals": {"kind": "poisson", "rate": rate},
         "prompt_tokens": {"kind": "uniform", "low": 10, "high": 400},
-        "output_tokens": {"kind": "uniform", "low": 2, "high": 60},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 60},
     }
     data["cost"] = {"kind": "roofline"}
     if fleet is not None:
@@ -135,6 +135,31 @@ def test_stepwise_it_is_the_same(kind: str) -> None:
         if order:
             one, other = (
                 each.sort_values(order, ignore_index=True) for each in (one, other)
+            )
+        assert one.equals(other), name
+
+
+@pytest.mark.parametrize("cost", ["roofline", "constant"])
+@pytest.mark.parametrize("kind", ["least_requests", "llm_d", "vllm_dp"])
+@pytest.mark.parametrize("num_blocks", [60, 400])
+def test_engines_go_on_behind_steps_that_nobody_sees(
+    kind: str, cost: str, num_blocks: int
+) -> None:
+    engine = GENERATIONS["v1"] | {"num_gpu_blocks_override": num_blocks}
+    data = data_of(engine, fleet_of(3, kind), 120, 300.0)
+    if cost == "constant":  # steps of engines end, and arrivals come, at one instant
+        data["cost"] = {"kind": "constant", "step_s": 0.0078125}
+        data["workload"]["synthetic"]["arrivals"] = {"kind": "constant", "rate": 128.0}
+    config = parse_config(data)
+    simulation = Simulation(config)
+    assert all(engine.looks_ahead for engine in simulation.engine.engines)
+    fast, slow = simulation.run(), Simulation(config, stepwise=True).run()
+    for name, table in tables(fast).items():
+        one, other = table, tables(slow)[name]
+        if name == "steps":
+            one, other = (
+                each.sort_values(["engine", "step"], ignore_index=True)
+                for each in (one, other)
             )
         assert one.equals(other), name
 

@@ -32,7 +32,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     for module in ("step_table", "step_log", "parquet"):
         monkeypatch.setattr(f"sim.results.{module}.BATCH_ROWS", 64)
     monkeypatch.setattr("sim.results.parquet._ITL_BATCH_ROWS", 1000)
-    monkeypatch.setattr("sim.engine.loop.CHUNK_ROWS", 20)
+    monkeypatch.setattr("sim.results.step_log.CHUNK_ROWS", 20)
     return 64
 
 

@@ -17,6 +17,7 @@ from sim.engine.balancer import Load
 from sim.engine.routers.block_index import BlockIndex, prompt_hashes
 from sim.engine.routers.counting import (
     CountingRouter,
+    Draws,
     LeastRequests,
     PowerOfTwo,
     RandomRouter,
@@ -83,15 +84,38 @@ def test_random_is_uniform() -> None:
     assert np.all(np.abs(chosen - 2000) < 4 * np.sqrt(8000 * 3 / 16))
 
 
-def test_the_least_loaded_is_any_of_those() -> None:
-    router = LeastRequests(3, stream())
-    router.num_in_flight = [2, 0, 0]
-    chosen = set()
-    for number in range(40):
-        place = router.choose(request(number))
-        chosen.add(place)
-        router.ended(request(number), place)
-    assert chosen == {1, 2}
+@given(st.integers(0, 99), st.lists(st.integers(1, 1 << 32 - 1), max_size=40))
+def test_draws_are_those_of_numpy(seed: int, bounds: list[int]) -> None:
+    one, other = stream(seed), Draws(stream(seed))
+    for bound in [*bounds, 3, 1, 0xC000_0001, 64]:
+        assert int(one.integers(bound)) == other.below(bound)
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.sampled_from(["come", "end", "ready"]), st.integers(0, 99))),
+)
+def test_the_least_loaded_is_any_of_those(
+    num_engines: int, moves: list[tuple[str, int]]
+) -> None:
+    router, other = LeastRequests(num_engines, stream()), stream()
+    there: list[int] = []
+    ready = list(range(num_engines))
+    for move, number in moves:
+        loads = [there.count(place) for place in range(num_engines)]
+        if move == "come":
+            least = min(loads[place] for place in ready)
+            places = [place for place in ready if loads[place] == least]
+            place = router.choose(request(number))
+            assert place == places[int(other.integers(len(places)))]
+            there.append(place)
+        elif move == "end" and there:
+            router.ended(request(number), there.pop(number % len(there)))
+        elif move == "ready":
+            bits = number % (1 << num_engines) or 1
+            ready = [place for place in range(num_engines) if bits >> place & 1]
+            router.set_ready(ready)
+        assert router.num_in_flight == [there.count(i) for i in range(num_engines)]
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 5])

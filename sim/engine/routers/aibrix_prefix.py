@@ -167,10 +167,7 @@ class AIBrixPrefix(LeastRequests):
         hashes = prompt_hashes(request, BLOCK_TOKENS)
         self.table.forget(now_s)
         places = self.candidates(self.table.percents(hashes, self._looked_at()))
-        if places:
-            place = places[int(self._stream.integers(len(places)))]
-        else:
-            place = super()._pick(request)
+        place = places[self._draw(len(places))] if places else super()._pick(request)
         self.table.add(hashes, place, now_s)
         return place
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from sim.scheduler.request import Request
+
+_MOST_WORD: Final = (1 << 32) - 1
 
 
 class CountingRouter(ABC):
@@ -87,6 +90,41 @@ class RoundRobin(CountingRouter):
         return self.places[next(self._turns) % len(self.places)]
 
 
+class Draws:
+    """Whole numbers as `Generator.integers` draws them, in a tenth of the time.
+
+    Parameters
+    ----------
+    stream
+        Drawn from ahead, so that nobody else may use it; PCG64, as all of a run are.
+
+    Notes
+    -----
+    Source: numpy's ``distributions.c`` (`bounded_lemire_uint32`).
+    """
+
+    def __init__(self, stream: np.random.Generator) -> None:
+        self._stream = stream
+        self._words: list[int] = []
+
+    def below(self, bound: int) -> int:
+        """Return a number from 0 on below `bound`, at most 2**32 - 1."""
+        if bound == 1:
+            return 0
+        product = self._word() * bound
+        if product & _MOST_WORD < bound:
+            least = (_MOST_WORD + 1 - bound) % bound
+            while product & _MOST_WORD < least:
+                product = self._word() * bound
+        return product >> 32
+
+    def _word(self) -> int:
+        if not self._words:
+            drawn = self._stream.integers(_MOST_WORD + 1, size=1024, dtype=np.uint32)
+            self._words = drawn[::-1].tolist()
+        return self._words.pop()
+
+
 class RandomRouter(CountingRouter):
     """Any engine, each as likely.
 
@@ -100,22 +138,63 @@ class RandomRouter(CountingRouter):
 
     def __init__(self, num_engines: int, stream: np.random.Generator) -> None:
         super().__init__(num_engines)
-        self._stream = stream
+        self._draw = Draws(stream).below
 
     def _pick(self, request: Request) -> int:
         del request
-        return self.places[int(self._stream.integers(len(self.places)))]
+        return self.places[self._draw(len(self.places))]
 
 
 class LeastRequests(RandomRouter):
-    """The engine with the fewest requests in flight, any of equals."""
+    """The engine with the fewest requests in flight, any of equals.
+
+    Places of equal counts stand together, so that no choice looks at all engines::
+
+        0: [ ]   1: [2, 5, 9]   2: [0, 1, 3]   ...     the fewest: 1
+    """
+
+    def __init__(self, num_engines: int, stream: np.random.Generator) -> None:
+        super().__init__(num_engines, stream)
+        self._least = 0
+        self._by_count: list[list[int]] = [[*self.places]]
+
+    def set_ready(self, places: Sequence[int]) -> None:
+        super().set_ready(places)
+        loads = self.num_in_flight
+        self._by_count = [[] for _ in range(max(loads) + 1)]
+        for place in self.places:
+            self._by_count[loads[place]].append(place)
+        self._least = min(loads[place] for place in self.places)
+
+    def choose(self, request: Request) -> int:
+        place = self._pick(request)
+        self.num_in_flight[place] += 1
+        least = self._least
+        by_count = self._by_count
+        if least + 1 == len(by_count):
+            by_count.append([])
+        insort(by_count[least + 1], place)
+        if not by_count[least]:
+            self._least = least + 1
+        return place
+
+    def ended(self, request: Request, place: int) -> None:
+        del request
+        num_before = self.num_in_flight[place]
+        self.num_in_flight[place] = num_before - 1
+        equals = self._by_count[num_before]
+        index = bisect_left(equals, place)
+        if index == len(equals) or equals[index] != place:
+            return  # it is not ready
+        del equals[index]
+        insort(self._by_count[num_before - 1], place)
+        self._least = min(self._least, num_before - 1)
 
     def _pick(self, request: Request) -> int:
+        """Take a place of those with the fewest out of their list."""
         del request
-        loads = self.num_in_flight
-        least = min(loads[place] for place in self.places)
-        places = [place for place in self.places if loads[place] == least]
-        return places[int(self._stream.integers(len(places)))]
+        places = self._by_count[self._least]
+        return places.pop(self._draw(len(places)))
 
 
 class PowerOfTwo(RandomRouter):
@@ -130,7 +209,7 @@ class PowerOfTwo(RandomRouter):
         num_engines = len(self.places)
         if num_engines == 1:
             return self.places[0]
-        first = int(self._stream.integers(num_engines))
-        second = int(self._stream.integers(num_engines - 1))
+        first = self._draw(num_engines)
+        second = self._draw(num_engines - 1)
         second += second >= first
         return self._least_loaded((self.places[first], self.places[second]))

@@ -91,6 +91,7 @@ class DynamoKv(RandomRouter):
         router_temperature: float = 0.0,
     ) -> None:
         super().__init__(num_engines, stream)
+        self._stream = stream
         if router_temperature < 0:
             raise ConfigError(
                 f"router_temperature: must be 0 or more, got {router_temperature}"

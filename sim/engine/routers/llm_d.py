@@ -126,7 +126,7 @@ class LlmD(RandomRouter):
             if self._best_without_prefix is None:
                 self._best_without_prefix = self._best(scores)
             places = self._best_without_prefix
-        place = places[int(self._stream.integers(len(places)))]
+        place = places[self._draw(len(places))]
         self.index.add(hashes, place)
         return place
 

@@ -64,7 +64,7 @@ class ProductionStackPrefix(RandomRouter):
 
     def _pick(self, request: Request) -> int:
         places = self.candidates(request)
-        place = places[int(self._stream.integers(len(places)))]
+        place = places[self._draw(len(places))]
         node = self._root
         for chunk in _chunks(request):
             node = node.children.setdefault(chunk, _Chunk())

@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
-from sim.engine.sampling import running_order
+from sim.engine.sampling import last_num_tokens, running_order
 from sim.engine.steps.base import Steps, no_length, queue_lengths
 from sim.results.step_log import pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
@@ -331,6 +331,14 @@ class ClockedSteps(Steps):
                 finished.sort(key=running_order)
             scheduler.update(finished)
         return finished
+
+    def ends_unseen(self, step: int) -> bool:
+        if step == self.due_steps[0] or not self._scheduler.foresees_usage:
+            return False
+        return all(
+            last_num_tokens(request) > request.num_tokens + 1
+            for request in self._scheduler.completing
+        )
 
     def settle(self) -> None:
         clock, step = self._scheduler.clock, self._scheduler.step

@@ -92,6 +92,7 @@ class ClockedSglangScheduler(SglangScheduler):
 
     decodes_pause = True
     moves_blocks = False
+    foresees_usage = False
     groups = None
     _slots: type[SlotAllocator] = SlotCounts
 

@@ -114,6 +114,7 @@ class Scheduler(Holdings):
         self._append_rounds: Callable[..., list[int]] | None = (
             None if self._quick is None else self._quick.append_rounds
         )
+        self.foresees_usage = self._append_rounds is not None
         self._budget = settings.token_budget
         self._most_running = settings.most_running
         groups = self.groups
@@ -755,6 +756,16 @@ class Scheduler(Holdings):
         if self.groups is None or (decodes := self.groups.decodes) is None:
             return 0
         return decodes.num_steps(clock.buckets, clock.num_decodes, self.step, most)
+
+    def usage_after(self, num_steps: int) -> float:
+        """See `ClockedScheduler.usage_after`."""
+        tables, buckets, step = self.tables, self.clock.buckets, self.step
+        num_rounds, num_left = divmod(num_steps, self.block_size)
+        num_used = tables.num_usable_blocks - tables.num_free_blocks
+        num_used += num_rounds * self.clock.num_decodes
+        for now in range(step, step + num_left):
+            num_used += len(buckets[now % self.block_size])
+        return num_used / tables.num_usable_blocks
 
     def advance(self, num_steps: int) -> list[int]:
         """Take `num_steps` quiet steps; return how many blocks each opens.
