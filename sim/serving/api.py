@@ -191,7 +191,9 @@ class Api:
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
         body = await _body(request)
-        asked = asked_of(body, self.engine.usual_length, is_chat)
+        asked = asked_of(
+            body, self.engine.usual_length, self.tokens.filler, is_chat=is_chat
+        )
         if asked.model not in (None, self.model):
             return _error(f"The model `{asked.model}` does not exist.", 404)
         if len(body) > _LARGE_BODY_BYTES:  # the engines go on meanwhile
@@ -203,7 +205,7 @@ class Api:
         if refusal := answer.refusal:
             engine.abort(answer)
             return _error(refusal, 400)
-        reply = Reply(asked, answer, self.model)
+        reply = Reply(asked, answer, self.model, self.tokens.filler)
         if asked.stream:
             return Stream(reply, engine)
         if not await unless_left(answer.end(), request.receive):

@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.serving.text import stopped_at
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sim.serving.filler import Filler
+
 MAX_SAMPLES: Final = 128
 """Most choices of one body: prompts times samples of each."""
+_FAR: Final = 1000  # tokens after which all has been said
 _UNSERVED: Final = ("echo", "suffix", "use_beam_search", "prompt_logprobs", "tools")
 
 
@@ -63,8 +64,10 @@ class Asked:
     continuous_usage: bool
 
 
-def asked_of(body: bytes, usual_length: Callable[[], int], is_chat: bool) -> Asked:
-    """Return what a body asks for.
+def asked_of(
+    body: bytes, usual_length: Callable[[], int], filler: Filler, *, is_chat: bool
+) -> Asked:
+    """Return what a body asks for; an answer is of `filler`.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def asked_of(body: bytes, usual_length: Callable[[], int], is_chat: bool) -> Ask
     if not (isinstance(stop, list) and all(isinstance(s, str) and s for s in stop)):
         raise BadRequestError("stop must be a string, or a list of strings")
     most = length if limit is None else min(length, limit)
-    stopped = stopped_at(min(most, 1000 + max(map(len, stop), default=0)), stop)
+    stopped = filler.stopped_at(min(most, _FAR + max(map(len, stop), default=0)), stop)
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequestError("stream_options must be an object")

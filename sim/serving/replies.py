@@ -7,12 +7,12 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.request import RequestStatus
-from sim.serving.text import filler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sim.serving.asked import Asked
+    from sim.serving.filler import Filler
     from sim.serving.live import Answer
 
 
@@ -25,10 +25,15 @@ class Reply:
         What was asked for, and what comes.
     model
         Name of the model.
+    filler
+        What answers are made of.
     """
 
-    def __init__(self, asked: Asked, answer: Answer, model: str) -> None:
+    def __init__(
+        self, asked: Asked, answer: Answer, model: str, filler: Filler
+    ) -> None:
         self.asked = asked
+        self._filler = filler
         self.answer = answer
         self._is_chat = asked.is_chat
         kind = "chatcmpl" if self._is_chat else "cmpl"
@@ -93,15 +98,18 @@ class Reply:
         return f'{self._opening}{choice}], "usage": {usage}}}\n\n'
 
     def _text(self, first: int, end: int) -> str:
-        text = filler(first, end)
+        text = self._filler.text(first, end)
         most = self.asked.most_characters
-        return text if most is None else text[: max(0, most - len(filler(0, first)))]
+        if most is None:
+            return text
+        return text[: max(0, most - self._filler.num_characters(first))]
 
     def _logprobs(self, first: int, end: int) -> dict[str, Any] | None:
         num = self.asked.num_logprobs
         if num is None:
             return None
-        texts = [filler(index, index + 1) for index in range(first, end)]
+        filler = self._filler
+        texts = [filler.text(index, index + 1) for index in range(first, end)]
         if self._is_chat:
             tokens = [_sure(text) for text in texts]
             more = [{"top_logprobs": [one] if num else []} for one in tokens]
@@ -111,7 +119,7 @@ class Reply:
             "tokens": texts,
             "token_logprobs": [0.0] * len(texts),
             "top_logprobs": [{text: 0.0} for text in texts] if num else None,
-            "text_offset": [len(filler(0, index)) for index in range(first, end)],
+            "text_offset": [*map(filler.num_characters, range(first, end))],
         }
 
     def _reason(self, index: int) -> str | None:

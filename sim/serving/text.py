@@ -1,4 +1,4 @@
-"""Real text as numbers of tokens and as identities of blocks; text of answers."""
+"""Real text as numbers of tokens and as identities of blocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from array import array
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sim.errors import ConfigError
+from sim.serving.filler import MOST_WORDS, NUMBERS, Filler, is_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from workloads.spec import Segment
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of English text, as a rule of thumb; and of an answer's tokens."""
+"""Of English text, as a rule of thumb."""
 
 FIRST_ANSWER: Final = 1 << 62
 """Segment of the first answer; those of prompts are below."""
@@ -43,7 +45,15 @@ class Prompt:
 
 
 class Tokens(Protocol):
-    """How text becomes tokens."""
+    """How text becomes tokens.
+
+    Attributes
+    ----------
+    filler
+        Text of answers; each of its words is a token.
+    """
+
+    filler: Filler
 
     def count(self, text: str) -> int:
         """Return a number of tokens that `text` has at least."""
@@ -56,6 +66,8 @@ class Tokens(Protocol):
 
 class CharacterTokens:
     """Every four characters are a token, the rest another one."""
+
+    filler = NUMBERS
 
     def count(self, text: str) -> int:
         return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
@@ -100,6 +112,25 @@ class FileTokens:
                 f"--tokenizer '{file}' cannot be read: {error}; give a tokenizer.json"
             ) from error
 
+        self.filler = self._words() or NUMBERS
+
+    def _words(self) -> Filler | None:
+        """Return words that are a token each, also in a row; None without any."""
+        encode = self._tokenizer.encode
+        found: dict[int, str] = {}
+        for token, number in sorted(
+            self._tokenizer.get_vocab().items(), key=itemgetter(1)
+        ):
+            if is_word(token):
+                word = f" {token[1:]}"
+                if encode(word * 3, add_special_tokens=False).ids == [number] * 3:
+                    found[number] = word
+            if len(found) == MOST_WORDS:
+                break
+        text = "".join(found.values())
+        is_sure = encode(text, add_special_tokens=False).ids == [*found]
+        return Filler([*found.values()]) if found and is_sure else None
+
     def count(self, text: str) -> int:
         return 1  # known only when it is cut
 
@@ -139,24 +170,3 @@ def _named(content: bytes, kind: bytes) -> int:
     """Return the segment of a block's content; nothing is kept of what was named."""
     digest = blake2b(content, digest_size=8, person=kind).digest()
     return int.from_bytes(digest, "big") >> 2
-
-
-def filler(first: int, end: int) -> str:
-    """Return the text of the answer's tokens from `first` on, before `end`."""
-    return "".join(f"{index % 1000:03d} " for index in range(first, end))
-
-
-def stopped_at(num_tokens: int, stop: Sequence[str]) -> tuple[int, int] | None:
-    """Return how many tokens an answer has until a stop string, and its characters.
-
-    The string itself is not part of the answer's text. None if none occurs.
-    """
-    if not stop:
-        return None
-    text = filler(0, num_tokens)
-    found = [(text.find(each) + len(each), text.find(each)) for each in stop]
-    ends = [pair for pair in found if pair[1] >= 0]
-    if not ends:
-        return None
-    end, start = min(ends)
-    return -(-end // CHARACTERS_PER_TOKEN), start
