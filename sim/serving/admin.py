@@ -1,4 +1,4 @@
-"""Faults to order: slow down, stand still, die, come back; on a port of their own."""
+"""Faults to order, and results of what has come so far; on a port of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sim.errors import OutputError
 from sim.serving.replies import error_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from sim.serving.server import ServedEngine
 
-ACTIONS = ("slow", "halt", "go_on", "die", "come_back")
+ACTIONS = ("slow", "halt", "go_on", "die", "come_back", "results")
 
 
 def admin_application(engines: Sequence[ServedEngine]) -> Starlette:
@@ -55,6 +56,12 @@ def admin_application(engines: Sequence[ServedEngine]) -> Starlette:
                 rule = f"factor must be a number above 0, got {given!r:.80}"
                 return JSONResponse(error_of(rule, 400), 400)
             engine.slow(factor)
+        elif action == "results":
+            try:
+                folder = await engine.write_so_far()
+            except OutputError as error:
+                return JSONResponse(error_of(str(error), 400), 400)
+            return JSONResponse({"engine": place, "results": str(folder)})
         else:
             getattr(engine, action)()
         return JSONResponse({"engine": place, "state": engine.state})

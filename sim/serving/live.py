@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import cache
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -208,6 +209,8 @@ class LiveEngine:
         What ended the engine, or None.
     num_aborted
         Requests whose clients left.
+    withdrawn
+        By request, how many tokens its client had then.
     on_request
         Called with each request of the engine and its prompt, just before it comes.
     """
@@ -230,6 +233,7 @@ class LiveEngine:
         self.on_late: Callable[[float], object] = _say_nothing
         self.fault: BaseException | None = None
         self.num_aborted = 0
+        self.withdrawn: dict[int, int] = {}
         self.on_request: Callable[[Request, Prompt], object] | None = None
         self._late_s = 0.0
         self._said_s = -inf
@@ -358,8 +362,8 @@ class LiveEngine:
             requests += run.handed_over(spec, prompt, self.on_request)
             if self._arrivals is not None:
                 self._arrivals.write(request_line(number, spec))
-                # The text is on disk now; of what is kept, nobody asks for it.
-                run.taken[-1] = spec._replace(prompt=((0, prompt.num_tokens),))
+                # It is on disk now; sessions are long, so little of it is kept.
+                run.taken[-1] = _kept(spec.priority, spec.best_of, spec.ends_at_stop)
         answer = Answer(requests, len(prompts))
         if not answer.is_done:
             self._answers[requests[0].request_id] = answer
@@ -374,8 +378,16 @@ class LiveEngine:
         for request in dict.fromkeys(answer.requests):
             if not request.status.is_finished:
                 self.num_aborted += 1
+                number, num_tokens = request.parent_id, request.num_output_tokens
+                had = self.withdrawn.get(number, 0)
+                self.withdrawn[number] = max(had, num_tokens)
                 self.run.engine.abort(request, CLIENT_LEFT)
         self._wait()
+
+    def flush(self) -> None:
+        """Let the file of arrivals hold all that has come."""
+        if self._arrivals is not None:
+            self._arrivals.flush()
 
     def slow(self, factor: float) -> None:
         """Let later steps take so many times as long."""
@@ -454,6 +466,17 @@ class LiveEngine:
             answer.stir()
         self._answers.clear()
         return results
+
+
+@cache
+def _kept(priority: int, best_of: int, ends_at_stop: bool) -> RequestSpec:
+    """Return what results and metrics ask of a request that has come."""
+    return RequestSpec(
+        *(0, 0.0, ((0, 1),), 1, 1),
+        priority=priority,
+        best_of=best_of,
+        ends_at_stop=ends_at_stop,
+    )
 
 
 def _say_nothing(late_s: float) -> None:

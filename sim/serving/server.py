@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, OutputError
 from sim.results.output import output_directory
 from sim.results.parquet import StepsFile
 from sim.serving.api import Api
 from sim.serving.joined import ARRIVALS, replayed
 from sim.serving.live import LiveEngine
 from sim.serving.metrics.engine import metrics_of
+from sim.serving.so_far import write_so_far
 from sim.serving.text import CharacterTokens
 
 if TYPE_CHECKING:
@@ -300,6 +301,23 @@ class ServedEngine:
                 results.write(self._folder)
                 self.folders.append(self._final)
             self.results.append(results)
+
+    async def write_so_far(self) -> Path:
+        """Write results of what has come to the present engine; return their folder.
+
+        Raises
+        ------
+        OutputError
+            If there is no folder for results, or they cannot be written.
+        """
+        if self._folder is None or self._has_died:
+            raise OutputError("an engine that is up and has an --out has results")
+        self.engine.flush()
+        after_s = round(self.engine.run.env.now)
+        final = self._final.with_name(f"{self._final.name}-after-{after_s}s")
+        arrivals, withdrawn = self._folder / ARRIVALS, dict(self.engine.withdrawn)
+        await write_so_far(self.config, arrivals, withdrawn, final)
+        return final
 
     def stop(self) -> None:
         """End, when open answers are complete or have had their time."""

@@ -220,6 +220,8 @@ def test_what_was_recorded_runs_again_offline_and_is_the_same(
     columns = [name for name in theirs.columns if name != "slo_class"]
     assert served.requests[columns].equals(theirs[columns])
     assert served.summary["completed"] == 6
+    # what is kept of each request that came is shared, as sessions are long
+    assert len(set(map(id, client.engine.run.taken))) == 1
     preemptions = offline.recording.preemptions
     assert len(served.preemptions) == len(preemptions)
     num_hits = served.requests["num_cached_tokens"].sum()
@@ -297,3 +299,24 @@ def test_what_came_to_a_fleet_is_one_run_of_it_with_its_router(tmp_path: Path) -
     assert [len(each) for each in came] == [1, 2]
     arrivals = [came[1]["arrival_s"].iloc[0], came[0]["arrival_s"].iloc[0]]
     assert table["arrival_s"].to_list()[:2] == arrivals
+
+
+@pytest.mark.slow
+def test_results_are_written_while_the_server_goes_on(tmp_path: Path) -> None:
+    client = Client(directory=tmp_path / "out", admin=True)
+    assert client.admin is not None
+    address = urlsplit(client.admin.url).netloc
+    status, text = client.ask("/engines/0/results", b"", address=address)
+    assert (status, json.loads(text)["error"]["type"]) == (400, "BadRequestError")
+    body: dict[str, Any] = {"prompt": "a" * 99, "max_tokens": 20, "ignore_eos": True}
+    client.completion(**body)
+    status, text = client.ask("/engines/0/results", b"", address=address)
+    assert status == 200, text
+    client.completion(**body)
+    client.end()
+    before = Results.load(json.loads(text)["results"])
+    served = Results.load(tmp_path / "out")
+    assert len(served.requests) == 2
+    columns = ["arrival_s", "ttft_s", "tpot_s", "finish_s", "num_output_tokens"]
+    assert before.requests[columns].equals(served.requests[columns][:1])
+    assert load_config(tmp_path / json.loads(text)["results"] / "config.yaml", [])
