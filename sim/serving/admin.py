@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sim.errors import OutputError
+from sim.errors import ConfigError, UserError
 from sim.serving.replies import error_of
 
 if TYPE_CHECKING:
@@ -40,31 +41,18 @@ def admin_application(engines: Sequence[ServedEngine]) -> Starlette:
         )
 
     async def act(request: Request) -> Response:
+        if "origin" in request.headers:  # of whatever a browser of this machine shows
+            return _refused("pages of a browser order no faults; use a terminal", 403)
         place = request.path_params["place"]
         action = request.path_params["action"]
         if place >= len(engines) or action not in ACTIONS:
             known = f"engines 0 to {len(engines) - 1} can {', '.join(ACTIONS)}"
-            return JSONResponse(error_of(known, 404), 404)
-        engine = engines[place]
-        if action == "slow":
-            given = request.query_params.get("factor", "")
-            try:
-                factor = float(given)
-            except ValueError:
-                factor = -1.0
-            if not 0 < factor < inf:
-                rule = f"factor must be a number above 0, got {given!r:.80}"
-                return JSONResponse(error_of(rule, 400), 400)
-            engine.slow(factor)
-        elif action == "results":
-            try:
-                folder = await engine.write_so_far()
-            except OutputError as error:
-                return JSONResponse(error_of(str(error), 400), 400)
-            return JSONResponse({"engine": place, "results": str(folder)})
-        else:
-            getattr(engine, action)()
-        return JSONResponse({"engine": place, "state": engine.state})
+            return _refused(known, 404)
+        try:
+            done = await _done(engines[place], action, request)
+        except UserError as error:
+            return _refused(str(error), 400)
+        return JSONResponse({"engine": place} | done)
 
     return Starlette(
         routes=[
@@ -72,3 +60,26 @@ def admin_application(engines: Sequence[ServedEngine]) -> Starlette:
             Route("/engines/{place:int}/{action}", act, methods=["POST"]),
         ]
     )
+
+
+async def _done(engine: ServedEngine, action: str, request: Request) -> dict[str, str]:
+    if action == "results":
+        return {"results": str(await engine.write_so_far())}
+    if action == "come_back":
+        await engine.come_back()
+    elif action == "slow":
+        engine.slow(_factor(request.query_params.get("factor", "")))
+    else:
+        getattr(engine, action)()
+    return {"state": engine.state}
+
+
+def _factor(given: str) -> float:
+    with suppress(ValueError):
+        if 0 < (factor := float(given)) < inf:
+            return factor
+    raise ConfigError(f"factor must be a number above 0, got {given!r:.80}")
+
+
+def _refused(rule: str, status: int) -> Response:
+    return JSONResponse(error_of(rule, status), status)

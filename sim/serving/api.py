@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
+_Read = TypeVar("_Read")
 MOST_BODY_BYTES: Final = 16 * 2**20
 _LARGE_BODY_BYTES: Final = 2**18
+_MOST_LARGE: Final = 16
+"""Large bodies that are read at a time; others wait in their connections."""
 
 
 class Api:
@@ -57,6 +62,7 @@ class Api:
         api_key: str | None = None,
     ) -> None:
         self.engine = engine
+        self._large = asyncio.Semaphore(_MOST_LARGE)
         self.tokens = tokens
         self.registry = registry
         self.goes_on = asyncio.Event()
@@ -158,7 +164,7 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         tokens = self._file_tokens()
-        fields = fields_of(await _body(request))
+        fields = await self._body(request, fields_of)
         text = fields.get("prompt")
         if "messages" in fields:
             text = chat_text(fields)
@@ -171,7 +177,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         tokens = self._file_tokens()
-        ids = fields_of(await _body(request)).get("tokens")
+        ids = (await self._body(request, fields_of)).get("tokens")
         if not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
             raise BadRequestError("tokens must be a list of token ids")
         return JSONResponse({"prompt": tokens.text(ids)})
@@ -190,16 +196,10 @@ class Api:
         return await self._answer(request, is_chat=True)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
-        body = await _body(request)
-        asked = asked_of(
-            body, self.engine.usual_length, self.tokens.filler, is_chat=is_chat
-        )
+        read = partial(self.read, is_chat=is_chat)
+        asked, prompts = await self._body(request, read)
         if asked.model not in (None, self.model):
-            return _error(f"The model `{asked.model}` does not exist.", 404)
-        if len(body) > _LARGE_BODY_BYTES:  # the engines go on meanwhile
-            prompts = await run_in_threadpool(self._prompts, asked)
-        else:
-            prompts = self._prompts(asked)
+            return _error(f"The model `{asked.model:.200}` does not exist.", 404)
         engine = self.engine
         answer = engine.submit(prompts, asked)
         if refusal := answer.refusal:
@@ -215,8 +215,22 @@ class Api:
             return _error(refusal, 400)
         return JSONResponse(reply.whole())
 
-    def _prompts(self, asked: Asked) -> list[Prompt]:
-        return [self._prompt(each, asked.limit) for each in asked.prompts]
+    def read(self, body: bytes, *, is_chat: bool) -> tuple[Asked, list[Prompt]]:
+        """Return what is asked, without its prompts as they came, and these."""
+        usual = self.engine.usual_length
+        asked = asked_of(body, usual, self.tokens.filler, is_chat=is_chat)
+        prompts = [self._prompt(each, asked.limit) for each in asked.prompts]
+        return replace(asked, prompts=()), prompts
+
+    async def _body(self, request: Request, read: Callable[[bytes], _Read]) -> _Read:
+        """Return what `read` makes of a body, of which nothing is kept."""
+        told = request.headers.get("content-length", "")
+        is_small = told.isdecimal() and int(told) <= _LARGE_BODY_BYTES
+        if is_small:
+            return read(await _whole(request))
+        async with self._large:
+            body = await _whole(request)
+            return await run_in_threadpool(read, body)  # the engines go on meanwhile
 
     def _prompt(self, given: str | list[int], limit: int | None) -> Prompt:
         most, size = self.engine.max_model_len, self.engine.block_size
@@ -238,7 +252,7 @@ class Api:
         )
 
 
-async def _body(request: Request) -> bytes:
+async def _whole(request: Request) -> bytes:
     found = bytearray()
     async for part in request.stream():
         found += part
@@ -250,5 +264,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _error(message: str, status: int) -> Response:
-    body: dict[str, Any] = error_of(message, status)
+    # Half a surrogate pair is a text in JSON, and has no bytes.
+    said = message.encode("utf-8", "backslashreplace").decode()
+    body: dict[str, Any] = error_of(said, status)
     return JSONResponse(body, status)

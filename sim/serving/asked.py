@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 MAX_SAMPLES: Final = 128
 """Most choices of one body: prompts times samples of each."""
 _FAR: Final = 1000  # tokens after which all has been said
-_UNSERVED: Final = ("echo", "suffix", "use_beam_search", "prompt_logprobs", "tools")
+_UNSERVED: Final = (
+    *("echo", "suffix", "use_beam_search", "prompt_logprobs", "tools", "functions"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+)
+_MOST_STOPS: Final = 64
+_MOST_STOP_CHARACTERS: Final = 1000
+_MOST: Final = 2**53
+"""Largest whole number that every reader of JSON takes as it is."""
 
 
 class BadRequestError(ValueError):
@@ -78,17 +85,21 @@ def asked_of(
     for name in _UNSERVED:
         if fields.get(name):
             raise BadRequestError(f"{name} is not served; leave it out")
+    _check_format(fields)
     limit = _limit(fields)
     ignores_end = _flag(fields, "ignore_eos")
     length = usual_length()
     if ignores_end and limit is not None:
         length = limit
-    stop = fields.get("stop") or []
-    stop = [stop] if isinstance(stop, str) else stop
-    if not (isinstance(stop, list) and all(isinstance(s, str) and s for s in stop)):
-        raise BadRequestError("stop must be a string, or a list of strings")
+    least = _whole(fields, "min_tokens", 0, low=0)
+    if limit is not None and least > limit:
+        raise BadRequestError(
+            f"min_tokens must be at most max_tokens, {limit}, got {least}"
+        )
+    length = max(length, least)
+    stop = _stop(fields)
     most = length if limit is None else min(length, limit)
-    stopped = filler.stopped_at(min(most, _FAR + max(map(len, stop), default=0)), stop)
+    stopped = filler.stopped_at(min(most, _FAR + _MOST_STOP_CHARACTERS), stop)
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequestError("stream_options must be an object")
@@ -133,7 +144,30 @@ def _whole(fields: dict[str, Any], name: str, default: int, *, low: int) -> int:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise BadRequestError(f"{name} must be at least {low}, got {value!r:.80}")
+    if value > _MOST:
+        raise BadRequestError(f"{name} must be at most {_MOST}")
     return value
+
+
+def _stop(fields: dict[str, Any]) -> list[str]:
+    stop = fields.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not (isinstance(stop, list) and all(isinstance(s, str) and s for s in stop)):
+        raise BadRequestError("stop must be a string, or a list of strings")
+    if len(stop) > _MOST_STOPS or any(len(s) > _MOST_STOP_CHARACTERS for s in stop):
+        raise BadRequestError(
+            f"stop takes at most {_MOST_STOPS} strings of {_MOST_STOP_CHARACTERS} "
+            "characters"
+        )
+    return stop
+
+
+def _check_format(fields: dict[str, Any]) -> None:
+    """Refuse a format that an answer of filler does not have."""
+    told = fields.get("response_format")
+    kind = told.get("type") if isinstance(told, dict) else told
+    if kind not in (None, "text"):
+        raise BadRequestError("response_format is not served but as text; leave it out")
 
 
 def _limit(fields: dict[str, Any]) -> int | None:

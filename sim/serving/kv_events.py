@@ -92,7 +92,7 @@ class Publisher:
                     "--kv-events-port needs engine.scheduler v1 and "
                     "enable_prefix_caching"
                 )
-            watch = _Watch(self, rank, pool, live.block_size)
+            watch = Watch(self, rank, pool, live.block_size)
             engine.listeners.append(watch)
             watches.append(watch)
             if self._was_watching:  # an engine that has come back
@@ -115,7 +115,7 @@ class Publisher:
         self._socket.close()
 
 
-class _Watch:
+class Watch:
     """Turns what a pool does into events; a `StepListener` and a `BlockObserver`.
 
     It knows what keys stand for while their requests are there or their blocks cached.
@@ -130,7 +130,7 @@ class _Watch:
         self._block_size = block_size
         self._content: dict[int, _Content] = {}
         self._num_uses: dict[int, int] = {}  # of keys: requests, and cached blocks
-        self._active: dict[Request, list[int]] = {}
+        self.active: dict[Request, list[int]] = {}
         self._events: list[dict[str, Any]] = []
         pool.observer = self
         pool.on_cached = self._stored
@@ -149,7 +149,7 @@ class _Watch:
                 own = ids[index * size : (index + 1) * size]
                 self._content[key] = _Content(parent, own)
             parent = key
-        self._active[request] = keys
+        self.active[request] = keys
 
     def _use(self, key: int) -> bool:
         """Count a use of a key; True of the first."""
@@ -228,15 +228,20 @@ class _Watch:
         self._send()
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
-        del end_s, finished, scheduler
+        del end_s, scheduler
         self._send()
-        # Those that ended in any way, oldest first; a few a step are enough.
-        for request in list(islice(self._active, 8)):
+        for request in finished:
+            self._forget(request)
+        # Those whose clients have left, oldest first; a few a step are enough.
+        for request in list(islice(self.active, 8)):
             if request.status.is_finished:
-                for key in self._active.pop(request):
-                    self._leave(key)
+                self._forget(request)
             else:  # looked at again when all others were
-                self._active[request] = self._active.pop(request)
+                self.active[request] = self.active.pop(request)
+
+    def _forget(self, request: Request) -> None:
+        for key in self.active.pop(request, ()):
+            self._leave(key)
 
     def _send(self) -> None:
         if self._events:

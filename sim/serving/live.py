@@ -44,6 +44,10 @@ CLIENT_LEFT = "the client left"
 LATE_S: Final = 0.1
 """Real seconds behind the clock from which the server says that it cannot keep up."""
 _SAY_EVERY_S: Final = 5.0
+_TURN_S: Final = 0.02
+"""Real seconds after which clients have their turn, though the clock is behind."""
+_PIECE_S: Final = 0.1
+"""Simulated seconds at a time: an engine takes all steps up to the next event."""
 _MOST_LENGTHS: Final = 4096
 
 
@@ -291,7 +295,7 @@ class LiveEngine:
         return self.run.taken[request.parent_id].ends_at_stop
 
     def advance(self) -> None:
-        """Let everything happen that is due by now.
+        """Let happen what is due by now, or the first of it where that is too much.
 
         Raises
         ------
@@ -307,11 +311,11 @@ class LiveEngine:
         due_s = env.peek()
         if due_s < now_s:
             self._be_late((now_s - due_s) / self.speed)
-        present = At(env, now_s, SCRAPE_PRIORITY)
+        turn_ends_s = self._now() + _TURN_S
         try:
-            # `run(until=present)` would put the event back, which is due at once then.
-            while not present.processed:
-                env.step()
+            self._run_until(min(now_s, max(env.now, due_s) + _PIECE_S))
+            while env.now < now_s and self._now() <= turn_ends_s:
+                self._run_until(min(now_s, max(env.now, env.peek()) + _PIECE_S))
         except Exception as error:
             self.fail(error)
             raise
@@ -322,6 +326,13 @@ class LiveEngine:
                 ended.append(number)
         for number in ended:
             del self._answers[number]
+
+    def _run_until(self, time_s: float) -> None:
+        env = self.run.env
+        present = At(env, time_s, SCRAPE_PRIORITY)
+        # `run(until=present)` would put the event back, which is due at once then.
+        while not present.processed:
+            env.step()
 
     def _be_late(self, late_s: float) -> None:
         self.drift_s = max(self.drift_s, late_s)

@@ -202,7 +202,9 @@ class ServedEngine:
         self._started_s = monotonic()
         self._num_lives = 0
         self._has_died = False
+        self._buried = asyncio.Event()
         self._returns = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._stopped = False
         try:
             self._begin_apart()
@@ -271,7 +273,8 @@ class ServedEngine:
             driver = asyncio.create_task(self.engine.drive())
             driver.add_done_callback(self._driven)
             try:
-                await self.port.serve(self.api.application())
+                if not self._has_died:  # again, before it was served
+                    await self.port.serve(self.api.application())
             finally:
                 driver.cancel()
                 with suppress(asyncio.CancelledError, Exception):
@@ -279,11 +282,10 @@ class ServedEngine:
                 self._context.run(self._end)
             if self._stopped or not self._has_died:
                 return
+            self._buried.set()
             await self._returns.wait()
             if self._stopped:
                 return
-            self._has_died = False
-            self._begin_apart()
 
     def _driven(self, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and driver.exception() is not None:
@@ -310,14 +312,15 @@ class ServedEngine:
         OutputError
             If there is no folder for results, or they cannot be written.
         """
-        if self._folder is None or self._has_died:
-            raise OutputError("an engine that is up and has an --out has results")
-        self.engine.flush()
-        after_s = round(self.engine.run.env.now)
-        final = self._final.with_name(f"{self._final.name}-after-{after_s}s")
-        arrivals, withdrawn = self._folder / ARRIVALS, dict(self.engine.withdrawn)
-        await write_so_far(self.config, arrivals, withdrawn, final)
-        return final
+        async with self._writing:  # each is a process
+            if self._folder is None or self._has_died:
+                raise OutputError("an engine that is up and has an --out has results")
+            self.engine.flush()
+            after_s = round(self.engine.run.env.now)
+            final = self._final.with_name(f"{self._final.name}-after-{after_s}s")
+            arrivals, withdrawn = self._folder / ARRIVALS, dict(self.engine.withdrawn)
+            await write_so_far(self.config, arrivals, withdrawn, final)
+            return final
 
     def stop(self) -> None:
         """End, when open answers are complete or have had their time."""
@@ -348,12 +351,30 @@ class ServedEngine:
         """Break all connections off and refuse new ones."""
         if self.state != "dead":
             self._has_died = True
+            self._buried.clear()
             self._returns.clear()
             self.port.end(at_once=True)
 
-    def come_back(self) -> None:
-        """Begin again after `die`, with an empty cache."""
-        if self._has_died:
+    async def come_back(self) -> None:
+        """Begin again after `die`, with an empty cache.
+
+        Raises
+        ------
+        OutputError, ConfigError
+            If there is no place for its results, or its port is taken.
+        """
+        if not self._has_died:
+            return
+        await self._buried.wait()
+        if self._has_died and not self._stopped:
+            self.port.bind()
+            try:
+                self._begin_apart()
+            except BaseException:
+                self._num_lives -= 1
+                self.port.close()
+                raise
+            self._has_died = False
             self._returns.set()
 
     def close(self) -> None:

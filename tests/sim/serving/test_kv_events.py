@@ -53,7 +53,7 @@ class Mirror:
 
 
 def test_a_mirror_of_the_events_is_the_cache() -> None:
-    from sim.serving.kv_events import Publisher  # noqa: PLC0415 - needs zmq
+    from sim.serving.kv_events import Publisher, Watch  # noqa: PLC0415 - needs zmq
 
     publisher = Publisher()
     client = Client("engine.num_gpu_blocks_override=60", kv_events=publisher)
@@ -76,6 +76,13 @@ def test_a_mirror_of_the_events_is_the_cache() -> None:
         known = {key for event in mirror.stored for key in event["block_hashes"]}
         assert parents <= known
         assert parents
+        client.completion(prompt=[9] * 20, n=100, max_tokens=1, ignore_eos=True)
+        (watch,) = (
+            each
+            for each in client.engine.run.engines[0].listeners
+            if isinstance(each, Watch)
+        )
+        assert not watch.active
     finally:
         mirror.socket.close()
         client.end()

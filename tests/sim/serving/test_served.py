@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import threading
 import time
 from contextlib import closing
@@ -14,9 +16,12 @@ import pytest
 
 from sim.config.tables import load_config
 from sim.results.run import Results
+from sim.serving.asked import asked_of
+from sim.serving.filler import NUMBERS
 from sim.serving.joined import join
 from sim.serving.live import LiveEngine
 from sim.serving.server import ServedEngine, engines_of
+from sim.serving.text import CharacterTokens
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
 from tests.sim.serving.client import MODEL, SETTINGS, Client, Group
@@ -24,6 +29,9 @@ from tests.sim.serving.client import MODEL, SETTINGS, Client, Group
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+LONG = b'{"prompt": "a", "max_tokens": 20000, "ignore_eos": true}'
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +119,12 @@ def test_a_stop_string_ends_the_answer_before_it(client: Client) -> None:
         {"prompt": "a" * 1_000_000},
         {"prompt": [1] * 50_000, "max_tokens": 5},
         {"prompt": "a", "max_tokens": 10**7},
+        {"prompt": "a", "max_tokens": 3, "min_tokens": 4},
+        {"prompt": "a", "priority": 2**80},
+        {"prompt": "a", "stop": "x" * 100_000},
+        {"prompt": "a", "stop": ["x"] * 100_000},
         {"prompt": "a", "echo": True},
+        {"prompt": "a", "response_format": {"type": "json_object"}},
     ],
 )
 def test_a_bad_body_is_refused_in_one_line(client: Client, body: object) -> None:
@@ -122,6 +135,25 @@ def test_a_bad_body_is_refused_in_one_line(client: Client, body: object) -> None
     assert error["type"] == "BadRequestError"
     assert "\n" not in error["message"]
     assert len(client.engine.run.taken) == num_taken
+
+
+def test_an_answer_is_as_long_as_is_asked_at_least(client: Client) -> None:
+    for num_tokens in (1500, 2000):
+        found = client.completion(prompt="a", min_tokens=num_tokens, max_tokens=9000)
+        assert found["usage"]["completion_tokens"] >= num_tokens
+
+
+def test_a_name_that_has_no_bytes_is_refused(client: Client) -> None:
+    status, text = client.ask("/v1/completions", b'{"prompt": "a", "model": "\\ud800"}')
+    assert status == 404
+    assert "does not exist" in json.loads(text)["error"]["message"]
+
+
+def test_nothing_is_kept_of_a_prompt_but_its_identity(client: Client) -> None:
+    body = json.dumps({"prompt": "x" * 100_000, "max_tokens": 5}).encode()
+    asked, (prompt,) = client.served_engine.api.read(body, is_chat=False)
+    assert not asked.prompts
+    assert prompt.num_tokens == 25_000
 
 
 def test_a_client_that_vanishes_leaves_no_blocks() -> None:
@@ -246,6 +278,27 @@ def test_an_overloaded_engine_says_that_it_cannot_keep_up() -> None:
     assert any("could not keep up" in line for line in results.summary["warnings"])
 
 
+def test_an_overloaded_engine_lets_its_clients_have_their_turn() -> None:
+    """Otherwise it catches up with ever more, and neither answers nor ends."""
+    ticks = itertools.count()
+    config = load_config(ROOT / "examples/demo.yaml", SETTINGS)
+    engine = LiveEngine(config, speed=1e6, now=lambda: next(ticks) / 1000)
+    asked = asked_of(LONG, engine.usual_length, NUMBERS, is_chat=False)
+    answer = engine.submit([CharacterTokens().prompt("a" * 400, 16)], asked)
+    (request,) = answer.requests
+    num_tokens = [0]
+    for _ in range(20):
+        before = next(ticks)
+        engine.advance()
+        assert next(ticks) - before < 40  # each event asks the clock
+        num_tokens.append(request.num_output_tokens)
+    assert num_tokens[0] < num_tokens[10] < num_tokens[20] < 20_000
+    assert engine.drift_s > 0
+    engine.abort(answer)
+    engine.finish()
+    engine.run.check()
+
+
 def test_faults_come_to_order(tmp_path: Path) -> None:
     client = Client(directory=tmp_path / "out", admin=True)
     body: dict[str, Any] = {"prompt": "a" * 99, "max_tokens": 20, "ignore_eos": True}
@@ -273,6 +326,39 @@ def test_faults_come_to_order(tmp_path: Path) -> None:
     tpot_s = first.requests["tpot_s"].to_list()
     assert tpot_s[1] == pytest.approx(3 * tpot_s[0], rel=0.01)
     assert len(second.requests) == 1
+
+
+def test_an_engine_that_cannot_come_back_is_a_line_and_others_go_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out-2").mkdir()
+    (tmp_path / "out-2" / "mine").touch()
+    client = Client(directory=tmp_path / "out", admin=True)
+    assert client.admin is not None
+    address = urlsplit(client.admin.url).netloc
+    client.order("come_back")  # it is there
+    client.order("die")
+    for _ in range(2):
+        status, text = client.ask("/engines/0/come_back", b"", address=address)
+        assert status == 400
+        assert "out-2' exists already" in json.loads(text)["error"]["message"]
+    shutil.rmtree(tmp_path / "out-2")
+    client.order("come_back")
+    assert client.ask("/health")[0] == 200
+    client.end()
+    assert client.fault is None
+
+
+def test_a_page_of_a_browser_orders_no_faults() -> None:
+    client = Client(admin=True)
+    assert client.admin is not None
+    address = urlsplit(client.admin.url).netloc
+    with closing(HTTPConnection(address, timeout=30)) as connection:
+        headers = {"Origin": "http://elsewhere.example"}
+        connection.request("POST", "/engines/0/die", b"", headers)
+        assert connection.getresponse().status == 403
+    assert client.ask("/health")[0] == 200
+    client.end()
 
 
 def test_what_came_to_a_fleet_is_one_run_of_it_with_its_router(tmp_path: Path) -> None:
