@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from cache.v1.groups.decodes import later_phases
 from cache.v1.runs.tables import RunTables
 from sim.scheduler.v1.clock import AheadDecodeClock
+from sim.scheduler.v1.decode_blocks import (
+    AheadDecodeBlocks,
+    AheadGroupDecodeBlocks,
+    running_order,
+)
 from sim.scheduler.v1.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
     from sim.scheduler.views import RunningColumns
-
-_running_order = attrgetter("order")
 
 
 class AheadScheduler(Scheduler):
@@ -58,20 +59,17 @@ class AheadScheduler(Scheduler):
         super().__init__(settings, cache)
         self.set_aside: list[Request] = []
         self.num_wasted_tokens = 0
-        self._in_flight_tokens: dict[Request, int] = {}
-        self._second_steps: list[Request] = []
         if self.groups is not None:
-            self._extend = self._extend_in_groups
-            self._phases = (
-                later_phases(self.groups.phases, self.groups.period)
-                if self.groups.decodes is None
-                else self.groups.decodes.look_behind(self._extend_in_groups)
+            self._group_decodes = self._decodes = AheadGroupDecodeBlocks(
+                *(self.clock, self.groups, self.running, self.prefilling),
+                keeps_all_blocks=self.layout.keeps_all_blocks,
             )
+            self._extend = self._group_decodes.extend
             self.form = self._form_in_groups  # type: ignore[method-assign]
             self.advance = self._advance_in_groups  # type: ignore[method-assign]
         elif isinstance(self.tables, RunTables):
             self._extend = self._extend_known
-            self._append_rounds = self._append_known_rounds
+            self._decodes = AheadDecodeBlocks(self.clock, self.tables)
 
     @staticmethod
     def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
@@ -99,52 +97,13 @@ class AheadScheduler(Scheduler):
         return self.tables.extend_known(request, num_tokens, min(num_tokens, num_known))
 
     def _form_in_groups(self, now_s: float) -> Shape:
-        self._note_in_flight()
+        self._group_decodes.note_in_flight(self.prompts)
         return Scheduler.form(self, now_s)
 
     def _advance_in_groups(self, num_steps: int) -> list[int]:
-        self._note_in_flight()
+        self._group_decodes.note_in_flight(self.prompts)
         self.prompts = []
-        facts = Scheduler.advance(self, 1)
-        if num_steps > 1:
-            self._note_in_flight()
-            by_group = self.num_blocks_by_group
-            facts += Scheduler.advance(self, num_steps - 1)
-            self.num_blocks_by_group = by_group + self.num_blocks_by_group
-        return facts
-
-    def _note_in_flight(self) -> None:
-        """Note the chunks of the latest call, which run now; decodes have one token."""
-        self._in_flight_tokens = {
-            request: after - before for request, before, after in self.prompts
-        }
-
-    def _extend_in_groups(self, request: Request, num_tokens: int, before: int) -> bool:
-        """Give slots; windows give up what steps in flight do not read either."""
-        assert self.groups is not None
-        is_chunk = request in self.prefilling
-        num_in_flight = self._in_flight_tokens.get(request, int(not is_chunk))
-        num_known = request.num_tokens if is_chunk else before
-        return self.groups.extend(
-            request,
-            num_tokens,
-            before,
-            num_processed_tokens=before - num_in_flight,
-            num_tokens_to_cache=min(num_tokens, num_known),
-        )
-
-    def _first_steps(self) -> list[Request]:
-        """Return decodes in their first two steps: a chunk was in flight before."""
-        first, second = super()._first_steps(), self._second_steps
-        self._second_steps = first
-        if not second:
-            return first
-        running, prefilling = self.running, self.prefilling
-        both = dict.fromkeys([*first, *second])
-        return sorted(
-            (r for r in both if r in running and r not in prefilling),
-            key=_running_order,
-        )
+        return Scheduler.advance(self, num_steps)
 
     def _pass_over(self, requests: Iterable[Request]) -> None:
         set_aside = [each for each in requests if each not in self.prefilling]
@@ -156,7 +115,7 @@ class AheadScheduler(Scheduler):
         if not requests:
             return
         prefilling, clock = self.prefilling, self.clock
-        in_order = sorted([*prefilling, *requests], key=_running_order)
+        in_order = sorted([*prefilling, *requests], key=running_order)
         for request in requests:
             clock.settle(request, self.step)
             clock.leave(request)
@@ -170,13 +129,6 @@ class AheadScheduler(Scheduler):
             if request not in self.prefilling:
                 request.num_tokens -= 1  # the last output is not known yet
         return output
-
-    def _append_known_rounds(
-        self, buckets: Sequence[dict[Request, None]], first: int, num_rounds: int
-    ) -> list[int]:
-        assert isinstance(self.tables, RunTables)
-        filling = self.clock.filling(first)
-        return self.tables.append_known_rounds(buckets, first, num_rounds, filling)
 
     # -- between calls --------------------------------------------------------
 

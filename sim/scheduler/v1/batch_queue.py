@@ -93,13 +93,14 @@ class BatchQueueScheduler(Scheduler):
     def _schedule_running(self) -> int:
         self._computes_chunk = False
         budget = self._serve(list(self.running), self._budget, counts_decodes=True)
-        self._carries_prefill = self._computes_chunk
+        self._chunks.carries_prefill = self._computes_chunk
         return budget
 
     def _next_chunk(self, request: Request) -> int:
-        if self._holds_prefill and self._in_flight.is_chunk(request):
+        if self._chunks.holds_prefill and self._in_flight.is_chunk(request):
             return 0
-        return self._limited(request, self._in_flight.num_missing_tokens(request))
+        num_missing_tokens = self._in_flight.num_missing_tokens(request)
+        return self._chunks.limited(request, num_missing_tokens)
 
     def _extend_known(self, request: Request, num_tokens: int, before: int) -> bool:
         return self.groups.extend(
@@ -118,8 +119,8 @@ class BatchQueueScheduler(Scheduler):
             self._computes_chunk |= self._in_flight.is_chunk(request)
         return has_slots
 
-    def _compute(self, request: Request, num_new_tokens: int) -> None:
-        super()._compute(request, num_new_tokens)
+    def compute(self, request: Request, num_new_tokens: int) -> None:
+        super().compute(request, num_new_tokens)
         if self._in_flight.scheduled(request, num_new_tokens):
             self._brings_output.append(request)
 

@@ -11,7 +11,7 @@ from cache.v1.groups.kinds import EngineLimits
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.group_tables import GroupRunTables
 from cache.v1.runs.tables import RunTables
-from cache.v1.tables import NOTHING_FOUND
+from sim.scheduler.admission import Conservative
 from sim.scheduler.base import (
     CacheUsage,
     Preemption,
@@ -20,18 +20,21 @@ from sim.scheduler.base import (
     stored_tokens,
 )
 from sim.scheduler.request import RequestStatus
-from sim.scheduler.v1.clock import DecodeClock
+from sim.scheduler.v1.clock import DecodeClock, DecodeColumns
+from sim.scheduler.v1.decode_blocks import DecodeBlocks, GroupDecodeBlocks
+from sim.scheduler.v1.gate import Gate
 from sim.scheduler.v1.limits import admission_error
+from sim.scheduler.v1.policies import AdmissionDesk
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 from sim.scheduler.views import RunningColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from cache.v1.tables import Tables
+    from cache.v1.tables import QuickTables, Tables
+    from sim.scheduler.admission import AdmissionRule
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
-    from sim.scheduler.v1.policies import AdmissionDesk
     from sim.scheduler.v1.settings import Settings
     from sim.scheduler.victims import VictimChoice
 
@@ -63,8 +66,15 @@ class Holdings:
         is in the step in progress.
     completing
         Those whose last chunk it is.
-    preemptions
-        Of the latest batch.
+    preemptions, num_recomputed_tokens
+        Of the latest batch; these tokens had been computed before.
+    prompts
+        What `prefilling` computes in it, in order: request, and tokens computed before
+        and after.
+    num_admitted
+        Requests admitted so far, again after each preemption.
+    gate
+        Keeps the head of `waiting` out.
     layout, has_layout
         Groups of layers that share the pool, and whether they were given as such.
     tables, groups
@@ -81,33 +91,34 @@ class Holdings:
     # A class shares the keys of its instances up to thirty attributes; a scheduler that
     # derives from this one has more, and would look each of them up by name.
     __slots__ = (
-        "_blocked_head",
-        "_blocked_until",
         "_choice",
         "_columns",
         "_columns_step",
+        "_decodes",
         "_desk",
         "_extend",
         "_free",
         "_gives_up_blocks",
         "_is_admitting",
         "_most_slots",
-        "_num_admitted",
-        "_unseen",
         "block_size",
         "clock",
         "completing",
         "enable_caching",
+        "gate",
         "groups",
         "has_layout",
         "layout",
         "max_model_len",
         "max_num_seqs",
+        "num_admitted",
         "num_chunk_tokens",
+        "num_recomputed_tokens",
         "num_unquestioned_tokens",
         "preemptions",
         "prefilling",
         "prefix_cache_stats",
+        "prompts",
         "running",
         "settings",
         "step",
@@ -142,25 +153,51 @@ class Holdings:
         )
         self.completing: list[Request] = []
         self.preemptions: list[Preemption] = []
+        self.prompts: list[tuple[Request, int, int]] = []
+        self.num_recomputed_tokens = 0
         self.prefix_cache_stats = PrefixCacheStats()
         self.step = 0
         self.num_chunk_tokens = 0
         self._choice: VictimChoice | None = None
-        self._desk: AdmissionDesk | None = None
-        self._num_admitted = 0
-        self._blocked_head: Request | None = None
-        self._blocked_until = 0  # it is not looked at before the step behind it
+        self.num_admitted = 0
         self._is_admitting = False
         self._columns_step = -1
-        self._unseen: list[Request] = []  # decodes whose tables were not looked at
         self._gives_up_blocks = not self.layout.keeps_all_blocks
+        self._decodes = self._decode_blocks()
+        columns = self._columns_for(settings.admission)
+        self._desk = AdmissionDesk.for_rule(settings.admission, self, cache, columns)
+        self.gate = Gate(
+            *(settings, cache, tables, self.groups),
+            running=self.running,
+            desk=self._desk,
+        )
         self.num_unquestioned_tokens = (
             min(settings.max_model_len, self._num_surely_held_tokens())
             if settings.enable_chunked_prefill
             else 0
         )
-        # Positions beyond max_model_len get no slots but those of the last block.
-        self._most_slots = -(-settings.max_model_len // block_size) * block_size
+        self._most_slots = settings.most_slots(block_size)
+
+    def _decode_blocks(self) -> DecodeBlocks:
+        if self.groups is None:
+            tables: QuickTables = self.tables  # type: ignore[assignment]
+            registers = self.enable_caching
+            rounds = tables.append_rounds
+            return DecodeBlocks(self.clock, tables, rounds, registers=registers)
+        return GroupDecodeBlocks(
+            *(self.clock, self.groups, self.running, self.prefilling, self._extend),
+            keeps_all_blocks=self.layout.keeps_all_blocks,
+        )
+
+    def _columns_for(self, rule: AdmissionRule | None) -> Holdings | None:
+        """Keep decodes in columns if a rule looks at them so, and return what has them.
+
+        Blocks are then known from tokens, as none is given up.
+        """
+        if not isinstance(rule, Conservative) or self._gives_up_blocks:
+            return None
+        self.clock.columns = DecodeColumns()
+        return self
 
     def _num_surely_held_tokens(self) -> int:
         """Return how many tokens the pool holds if no group gives up a block."""
@@ -197,7 +234,7 @@ class Holdings:
             self.waiting.remove(request)
         self._free(request)  # or what a look-up has kept of it
         request.move_to(RequestStatus.FINISHED_ABORTED)
-        self._look_again()
+        self.gate.look_again()
         if self._choice is not None:
             self._choice.forget(request)
 
@@ -211,7 +248,7 @@ class Holdings:
                 self._end_prefill(request)
         self.clock.join_all(requests, self.step)
         if self._gives_up_blocks:
-            self._unseen += requests
+            self._decodes.unseen += requests
         self.completing = []
 
     def _end_prefill(self, request: Request) -> None:
@@ -232,8 +269,8 @@ class Holdings:
                 leave(request)
             del running[request]
             free(request)
-        if self._blocked_head is not None:
-            self._look_again()
+        if self.gate.head is not None:
+            self.gate.look_again()
         if self._choice is not None:
             for request in finished:
                 self._choice.forget(request)
@@ -247,8 +284,8 @@ class Holdings:
         resumed = request.status is _PREEMPTED  # or it waits: both may run now
         request.status = _RUNNING
         request.num_computed_tokens = num_hits
-        request.order = self._num_admitted
-        self._num_admitted += 1
+        request.order = self.num_admitted
+        self.num_admitted += 1
         if not resumed:
             request.first_scheduled_s = now_s
             request.num_cached_tokens = num_hits
@@ -259,6 +296,19 @@ class Holdings:
             )
         self.running[request] = self.prefilling[request] = None
 
+    def compute(self, request: Request, num_new_tokens: int) -> None:
+        """Put tokens of `request`, whose slots are there, into the batch."""
+        before = request.num_computed_tokens
+        after = request.num_computed_tokens = before + num_new_tokens
+        self.num_chunk_tokens += num_new_tokens
+        if before < request.num_recompute_tokens:
+            num_again = min(after, request.num_recompute_tokens) - before
+            request.num_recomputed_tokens += num_again
+            self.num_recomputed_tokens += num_again
+        self.prompts.append((request, before, after))
+        if after == request.num_tokens:
+            self.completing.append(request)
+
     def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
         """Take all blocks from `victim`, which runs no more, and queue it again."""
         usage_before = self._usage()
@@ -266,7 +316,7 @@ class Holdings:
         num_blocks_freed = self._free(victim)
         num_tokens_lost = victim.preempt()
         self.waiting.prepend_request(victim)
-        self._look_again()
+        self.gate.look_again()
         self.preemptions.append(
             Preemption(
                 request=victim,
@@ -289,12 +339,6 @@ class Holdings:
         else:
             self.clock.settle(request, self.step)
             self.clock.leave(request)
-
-    def _look_again(self) -> None:
-        """Let the next call look at the head of the queue: something has changed."""
-        self._blocked_head = None
-        if self.enable_caching:
-            self.tables.watch(None, 0, NOTHING_FOUND)
 
     # -- what policies see of running requests (`sim.scheduler.views.Holdings`) -
 

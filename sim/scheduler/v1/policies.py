@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from sim.errors import SchedulerError
-from sim.scheduler.admission.conservative import Conservative
-from sim.scheduler.admission.past_future import PastFuture
+from sim.scheduler.admission import Conservative, FullPrompt, PastFuture, Watermark
 from sim.scheduler.views import (
     EngineView,
     RequestView,
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
     from sim.scheduler.views import ColumnHoldings, Holdings
 
 NEVER = 1 << 62
@@ -99,6 +99,19 @@ class AdmissionDesk:
                 f"{str(answer)[:60]}; mend {type(self._rule).__name__}"
             )
         return bool(answer)
+
+    @classmethod
+    def for_rule(
+        cls,
+        rule: AdmissionRule | None,
+        holdings: Holdings,
+        cache: CacheConfig,
+        columns: ColumnHoldings | None,
+    ) -> AdmissionDesk | None:
+        """Return the desk of a rule, or None for one that `Gate` has itself."""
+        if rule is None or type(rule) in {FullPrompt, Watermark}:
+            return None
+        return cls(rule, holdings, cache.num_gpu_blocks, cache.block_size, columns)
 
     @property
     def num_standing_steps(self) -> int:

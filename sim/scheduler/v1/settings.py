@@ -134,6 +134,23 @@ class Settings:
         return self.max_num_active_seqs or self.max_num_seqs
 
     @property
+    def skips_over_budget_heads(self) -> bool:
+        """Whether heads that exceed the budget are set aside; see `V1Dialect`."""
+        return not self.enable_chunked_prefill and self.dialect.skips_over_budget_heads
+
+    @property
+    def spaces_prefills(self) -> bool:
+        """Whether ``prefill_schedule_interval`` acts in a single engine."""
+        return self.prefill_schedule_interval > 1 and self.dialect.spaces_prefills
+
+    def most_slots(self, block_size: int) -> int:
+        """Return the slots of a request at most.
+
+        Positions beyond ``max_model_len`` get none but those of the last block.
+        """
+        return -(-self.max_model_len // block_size) * block_size
+
+    @property
     def reserve_full_isl(self) -> bool:
         """Whether all known tokens of a request must fit to admit it."""
         if self.scheduler_reserve_full_isl is None:

@@ -107,7 +107,7 @@ class SpeculativeScheduler(BatchQueueScheduler):
             config.num_speculative_tokens, awaits_outputs=settings.async_scheduling
         )
         self._num_draft_slots = config.num_draft_slots
-        is_plain = self.groups.is_plain and self._cut is None
+        is_plain = self.groups.is_plain and self._chunks.cut is None
         self._takes_decodes_together = is_plain and not self._num_draft_slots
         num_slots = 1 + config.num_speculative_tokens + config.num_lookahead_tokens
         self._most_new_blocks = num_slots // self.block_size + 2
@@ -132,7 +132,7 @@ class SpeculativeScheduler(BatchQueueScheduler):
 
     def _schedule_running(self) -> int:
         budget = super()._schedule_running()
-        self._pads_heads = not self._computes_chunk
+        self._chunks.pad = None if self._computes_chunk else self._padded
         self._runs_decodes = bool(self.prompts)
         return budget
 

@@ -94,7 +94,7 @@ class ConnectorScheduler(Scheduler):
         given = settings.offload or settings.kv_transfer
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
-        self._heads_stay_blocked = False  # what a tier has of them may change
+        self.gate.keeps_heads = False  # what a tier has of them may change
         self._now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         offloads = settings.offload is not None
@@ -183,17 +183,17 @@ class ConnectorScheduler(Scheduler):
                 self._begin_load(request, head)
                 holding.append(request)
                 continue
-            num_missing_tokens = request.num_tokens - head.num_computed_tokens
-            num_new_tokens = self._first_chunk(num_missing_tokens, budget)
+            num_computed = head.num_computed_tokens
+            num_new_tokens = self._chunks.first(request, num_computed, budget)
             if not (
                 num_new_tokens and self._begin_table(request, head, num_new_tokens)
             ):
                 break
             queues.pop_request()
-            self._admit(request, head.num_computed_tokens, now_s)
-            self._carries_prefill |= num_missing_tokens > 1
+            self._admit(request, num_computed, now_s)
+            self._chunks.carries_prefill |= request.num_tokens - num_computed > 1
             budget -= num_new_tokens
-            self._compute(request, num_new_tokens)
+            self.compute(request, num_new_tokens)
         queues.set_aside(holding, fresh)
         self._is_admitting = False
 
@@ -229,16 +229,6 @@ class ConnectorScheduler(Scheduler):
             return None
         return Head(found, num_local, match.num_tokens, match.is_async)
 
-    def _first_chunk(self, num_tokens: int, budget: int) -> int:
-        """Return how many of a head's missing tokens it gets; 0 ends the scan."""
-        if self._holds_prefill and num_tokens > 1:
-            return 0
-        if 0 < self._threshold < num_tokens:
-            num_tokens = self._threshold
-        if num_tokens > budget:
-            return budget if self.settings.enable_chunked_prefill else 0
-        return num_tokens
-
     # -- blocks of heads ------------------------------------------------------
 
     def _begin_table(self, request: Request, head: Head, num_new_tokens: int) -> bool:
@@ -246,14 +236,14 @@ class ConnectorScheduler(Scheduler):
         tables, num_computed = self.tables, head.num_computed_tokens
         num_tokens = min(num_computed + num_new_tokens, self._most_slots)
         if request.table is None:
-            if not self._fits(request, num_tokens, head.found):
+            if not self.gate.lets_in(request, num_tokens, head.found, self.step):
                 return False
             tables.begin(request, num_tokens, head.found)
             self._count_hits(request, head)
         else:
             num_all = min(request.num_tokens, self._most_slots)
             num_needed = self._num_missing_blocks(
-                request, max(num_tokens, num_all if self._reserves_all else 0)
+                request, max(num_tokens, num_all if self.gate.reserves_all else 0)
             )
             if num_needed + self._num_spare_blocks() > tables.num_free_blocks:
                 return False
@@ -268,13 +258,13 @@ class ConnectorScheduler(Scheduler):
         return max(-(-num_tokens // self.block_size) - held, 0)
 
     def _num_spare_blocks(self) -> int:
-        return self._watermark_blocks if self.running else 0
+        return self.gate.num_spare_blocks if self.running else 0
 
     def _fits_load(self, request: Request, head: Head) -> bool:
         """Whether a head may load: its blocks, and what others under way still need."""
         needed, num_free = self.tables.num_needed_blocks, self.tables.num_free_blocks
         num_free -= self._num_spare_blocks()
-        if self._reserves_all:
+        if self.gate.reserves_all:
             num_all = min(request.num_tokens, self._most_slots)
             if needed(request, num_all, head.found, is_whole=True) > num_free:
                 return False
@@ -325,8 +315,8 @@ class ConnectorScheduler(Scheduler):
             request.num_cached_tokens = num_hits
         request.status = _RUNNING
         request.num_computed_tokens = num_hits
-        request.order = self._num_admitted
-        self._num_admitted += 1
+        request.order = self.num_admitted
+        self.num_admitted += 1
         self.num_chunk_tokens += num_hits
         self.running[request] = self.prefilling[request] = None
         self._leave_queue(request)
