@@ -165,7 +165,7 @@ class ClockedSglangScheduler(SglangScheduler):
         self._now_s = now_s
         clock, step = self.clock, self.clock.step
         output = self._output = SglangOutput()
-        self._count_evictions()
+        self.holdings.count_evictions()
         batch = self._last = self._next_batch(output)
         self.completing, self.passed_over = [], ()
         self.preemptions = output.preemptions
@@ -267,10 +267,7 @@ class ClockedSglangScheduler(SglangScheduler):
         self._take_pages(sum(opened))
         clock.decode(num_steps)
         self.holdings.num_stored_tokens += num_steps * num_decodes
-        for _ in range(num_steps):
-            if self.new_token_ratio == self._least_ratio:
-                break
-            self._decay()
+        self.ratio.decay(num_steps)
         before = clock.step
         clock.note_batch(decoded=True, num_steps=num_steps)
         first_awaited = clock.step - (2 if self._is_ahead else 1)

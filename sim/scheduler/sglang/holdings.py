@@ -57,6 +57,8 @@ class Holdings:
         Requests that hold slots.
     num_stored_tokens, num_pages, num_shared_tokens
         Of all their tables; of these, those of the tree, counted for each.
+    num_evictions
+        Pages of the tree that were taken for new tokens, as of `count_evictions`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Holdings:
         self.request_slots = RequestSlots(settings.max_running_requests)
         self.holders: dict[Entry, None] = {}
         self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0
+        self.num_evictions = 0
         self.numbers = TokenNumbers()
         self.prefix_cache_stats = PrefixCacheStats()
         self._page_size = settings.page_size
@@ -276,6 +279,15 @@ class Holdings:
             - self.allocator.num_available_tokens
             - self.cache.num_evictable_tokens
         )
+
+    def count_evictions(self) -> None:
+        """Count what the tree has lost since the latest call."""
+        if self.tree is None or not self.tree.evictions:
+            return
+        for _, removed in self.tree.evictions:
+            num_tokens = sum(length for length, _ in removed)
+            self.num_evictions += num_tokens // self._page_size
+        self.tree.evictions.clear()
 
     @property
     def tree_counts(self) -> tuple[int, int, int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+from cache.errors import require
+from sim.scheduler.request import RequestStatus
+
 if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.sglang.policy import SchedulePolicy
@@ -85,3 +88,18 @@ class WaitingQueue:
         found = self.rejected, self.dropped
         self.rejected, self.dropped = [], []
         return found
+
+    def check(self) -> None:
+        """Prove in O(n) that requests stand here once, and as requests that wait."""
+        require(
+            len({entry.request for entry in self.entries}) == len(self.entries),
+            "a request stands twice in the queue",
+        )
+        for entry in self.entries:
+            request = entry.request
+            require(
+                request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+                and entry.slot < 0,
+                f"request {request.request_id} waits as {request.status.value}, with "
+                f"request slot {entry.slot}",
+            )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from cache.sglang.allocator import Slots
     from sim.scheduler.request import Request
+    from sim.scheduler.sglang.settings import Settings
 
 _SEGMENT_BITS = 32
 
@@ -137,6 +138,16 @@ class Entry:
         self.entered = 0
         self._tokens = prompt
         self.num_known = len(prompt)  # of `_tokens`
+
+    @classmethod
+    def of(cls, request: Request, prompt: Slots, settings: Settings) -> Entry:
+        """Return the entry of a request that arrives, cut to what can be served."""
+        request.max_num_tokens = min(request.max_num_tokens, settings.longest_request)
+        max_new_tokens = request.max_num_tokens - request.num_prompt_tokens
+        if len(prompt) > settings.longest_prompt:
+            prompt = np.zeros(1, np.int64)
+            request.max_num_tokens = request.num_prompt_tokens + 1
+        return cls(request, prompt, max_new_tokens, ignore_eos=request.ignore_eos)
 
     @property
     def num_outputs(self) -> int:

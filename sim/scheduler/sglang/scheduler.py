@@ -6,8 +6,6 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cache.errors import require
 from cache.sglang.allocator import SlotAllocator
 from sim.scheduler.request import Request, RequestStatus
@@ -15,22 +13,14 @@ from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.holdings import Holdings, OutOfMemoryError
 from sim.scheduler.sglang.policy import SchedulePolicy
 from sim.scheduler.sglang.queue import WaitingQueue
-from sim.scheduler.sglang.requests import (
-    Entry,
-    Mode,
-    ScheduleBatch,
-    SglangOutput,
-)
-from sim.scheduler.sglang.settings import RETRACT_DECODE_STEPS
+from sim.scheduler.sglang.ratio import NewTokenRatio
+from sim.scheduler.sglang.requests import Entry, Mode, ScheduleBatch, SglangOutput
 from sim.scheduler.v1.in_flight import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence, Sized
 
-    from sim.scheduler.base import (
-        CacheUsage,
-        SchedulerOutput,
-    )
+    from sim.scheduler.base import CacheUsage, SchedulerOutput
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.sglang.settings import Settings
 
@@ -62,9 +52,8 @@ class SglangScheduler:
         Requests that wait, and those that run.
     chunked
         The request whose prefill goes on in a later step.
-    new_token_ratio
-        Share of their limits that running requests are expected to write; it falls with
-        each decode, and rises with a retraction.
+    ratio
+        Share of their limits that running requests are expected to write.
     ended
         Requests that the latest result ended, withdrawn ones among them.
     note_tree
@@ -96,8 +85,7 @@ class SglangScheduler:
         self.tree, self.cache = self.holdings.tree, self.holdings.cache
         self.running_batch = ScheduleBatch()
         self.chunked: Entry | None = None
-        first_ratio, self._least_ratio, self._ratio_decay = settings.ratios
-        self._first_ratio = self.new_token_ratio = first_ratio
+        self.ratio = NewTokenRatio(*settings.ratios)
         self.note_tree: NoteTree | None = None
         self._told_of_tree = (0, 0, 0)
         self._rested_s = inf  # since when nothing is left to do
@@ -112,7 +100,6 @@ class SglangScheduler:
         self.queue = WaitingQueue(settings, self._policy)
         self._processing: tuple[SglangOutput, list[Entry]] | None = None
         self._now_s = 0.0
-        self._num_evictions = 0  # pages
 
     # -- queues ---------------------------------------------------------------
 
@@ -135,6 +122,11 @@ class SglangScheduler:
         return 0
 
     @property
+    def new_token_ratio(self) -> float:
+        """The value of `ratio`."""
+        return self.ratio.value
+
+    @property
     def unfinished(self) -> Iterable[Request]:
         """Requests that wait or run."""
         return self._entries
@@ -145,26 +137,13 @@ class SglangScheduler:
         return min(self.settings.context_len, self.settings.max_total_num_tokens - 1)
 
     def admission_error(self, request: Request) -> str | None:
-        longest = self.settings.longest_prompt
-        if request.num_prompt_tokens > longest:
-            return (
-                f"a prompt of {request.num_prompt_tokens} tokens is longer than "
-                f"{longest}, what context_len {self.settings.context_len} and "
-                f"max_total_num_tokens {self.settings.max_total_num_tokens} let it be"
-            )
-        return None
+        return self.settings.admission_error(request.num_prompt_tokens)
 
     def add_request(self, request: Request) -> None:
         if not self._entries and request.arrival_s > self._rested_s:
             self._rest()
         prompt = self.holdings.numbers.prompt(request)
-        longest = self.settings.longest_request
-        request.max_num_tokens = min(request.max_num_tokens, longest)
-        max_new_tokens = request.max_num_tokens - request.num_prompt_tokens
-        if len(prompt) > self.settings.longest_prompt:
-            prompt = np.zeros(1, np.int64)
-            request.max_num_tokens = request.num_prompt_tokens + 1
-        entry = Entry(request, prompt, max_new_tokens, ignore_eos=request.ignore_eos)
+        entry = Entry.of(request, prompt, self.settings)
         self._entries[request] = entry
         self.queue.enter(entry)
 
@@ -182,7 +161,7 @@ class SglangScheduler:
     def schedule(self, now_s: float) -> SglangOutput:
         self._now_s = now_s
         output = SglangOutput()
-        self._count_evictions()
+        self.holdings.count_evictions()
         batch = self._next_batch(output)
         self._last = batch
         if batch is not None:
@@ -194,15 +173,7 @@ class SglangScheduler:
     def _tell_of_tree(self) -> None:
         if self.note_tree is not None:
             counts = self._told_of_tree = self.holdings.tree_counts
-            self.note_tree(self._now_s, counts, self.new_token_ratio)
-
-    def _count_evictions(self) -> None:
-        if self.tree is None or not self.tree.evictions:
-            return
-        for _, removed in self.tree.evictions:
-            num_tokens = sum(length for length, _ in removed)
-            self._num_evictions += num_tokens // self.settings.page_size
-        self.tree.evictions.clear()
+            self.note_tree(self._now_s, counts, self.ratio.value)
 
     def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Return the batch of the step: prompts, else all that run."""
@@ -237,7 +208,7 @@ class SglangScheduler:
             settings,
             self.cache,
             running.entries,
-            ratio=self.new_token_ratio,
+            ratio=self.ratio.value,
             num_mixed=num_running if is_mixed else 0,
             tree=self.tree,
         )
@@ -309,7 +280,7 @@ class SglangScheduler:
             running.is_full = False
             return None
         if self._has_room(running.entries):
-            self._decay()
+            self.ratio.decay()
         else:
             shrank = True
             self._retract(output)
@@ -319,12 +290,6 @@ class SglangScheduler:
         running.mode = Mode.DECODE
         running.chunked, running.num_decoding = None, 0
         return running
-
-    def _decay(self) -> None:
-        """Expect a little less of running requests, after a decode."""
-        self.new_token_ratio = max(
-            self.new_token_ratio - self._ratio_decay, self._least_ratio
-        )
 
     def _has_room(self, entries: Sequence[Entry]) -> bool:
         return self.holdings.has_room(entries)
@@ -355,10 +320,7 @@ class SglangScheduler:
                 "Failed to retract any request. No space left for only one request."
             )
         self.running_batch.entries = entries
-        num_outputs = sum(entry.num_outputs for entry in entries)
-        most = sum(entry.max_new_tokens for entry in entries)
-        num_expected = num_outputs + RETRACT_DECODE_STEPS * len(entries)
-        self.new_token_ratio = min(1.0, num_expected / (most + 1))
+        self.ratio.retracted(entries)
         for entry in retracted:
             self.queue.enter(entry)
 
@@ -477,7 +439,7 @@ class SglangScheduler:
         if is_decode:
             self.holdings.allocator.end_group()
         if self._is_idle(output):
-            self.new_token_ratio = self._first_ratio
+            self.ratio.reset()
 
     def _is_idle(self, output: SglangOutput) -> bool:
         """Whether the release's loop had nothing to run, nor a result to process."""
@@ -507,7 +469,7 @@ class SglangScheduler:
         self.chunked = None
         self.running_batch = ScheduleBatch()
         self._last = None
-        self.new_token_ratio = self._first_ratio
+        self.ratio.reset()
 
     # -- into the engine's terms ----------------------------------------------
 
@@ -515,24 +477,15 @@ class SglangScheduler:
         return self.holdings.usage()
 
     def summary(self) -> dict[str, Any]:
-        self._count_evictions()
-        found = self.holdings.prefix_cache_stats.summary(self._num_evictions)
+        holdings = self.holdings
+        holdings.count_evictions()
+        found = holdings.prefix_cache_stats.summary(holdings.num_evictions)
         if self.num_lost_requests:
             found["num_lost_requests"] = self.num_lost_requests
         return found
 
     def check(self) -> None:
         self.holdings.check()
+        self.queue.check()
         waiting = {entry.request for entry in self.queue.entries}
-        require(
-            len(waiting) == len(self.queue.entries),
-            "a request stands twice in the queue",
-        )
-        for entry in self.queue.entries:
-            require(
-                entry.request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-                and entry.slot < 0,
-                f"request {entry.request.request_id} waits as "
-                f"{entry.request.status.value}, with request slot {entry.slot}",
-            )
         require(waiting <= self._entries.keys(), "a request waits that the engine lost")

@@ -187,6 +187,17 @@ class Settings:
         """
         return self.longest_request + 1 - 6
 
+    def admission_error(self, num_prompt_tokens: int) -> str | None:
+        """Return why a prompt of so many tokens can never be served, or None."""
+        longest = self.longest_prompt
+        if num_prompt_tokens <= longest:
+            return None
+        return (
+            f"a prompt of {num_prompt_tokens} tokens is longer than {longest}, what "
+            f"context_len {self.context_len} and max_total_num_tokens "
+            f"{self.max_total_num_tokens} let it be"
+        )
+
     @property
     def ratios(self) -> tuple[float, float, float]:
         """`new_token_ratio` at first, at least, and its decay a step."""
