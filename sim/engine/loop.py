@@ -123,7 +123,6 @@ class Engine:
         self.recorder = recorder
         self.arrivals: Iterable[Request] = arrivals or ()
         self.sample = sample
-        self.admission_check = admission_check
         self.horizon = horizon
         self.num_steps = 0
         self.listeners: list[StepListener] = []
@@ -134,6 +133,9 @@ class Engine:
         log = recorder.steps
         most = getattr(scheduler, "max_concurrent_batches", 1)
         self._is_clocked = forms_itself(scheduler) and not stepwise
+        self._admission_error: Callable[[Request], str | None] = (
+            scheduler.admission_error if admission_check else _no_error
+        )
         self._num_unquestioned_tokens: int = (
             getattr(scheduler, "num_unquestioned_tokens", 0) if self._is_clocked else 0
         )
@@ -171,13 +173,9 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         self.recorder.arrived(request)
-        most = self._num_unquestioned_tokens
-        error = (
-            None
-            if (request.num_prompt_tokens < most and request.max_num_tokens <= most)
-            or not self.admission_check
-            else self.scheduler.admission_error(request)
-        )
+        most, error = self._num_unquestioned_tokens, None
+        if request.num_prompt_tokens >= most or request.max_num_tokens > most:
+            error = self._admission_error(request)
         if error is None:
             self.scheduler.add_request(request)
             self._wake_up()
@@ -223,9 +221,7 @@ class Engine:
         ends_s, active = log.ends_s, recorder.active
         chunk_rows = log.chunk_rows
         empty_steps, observers = self.empty_steps, self._observers
-        add_request, admission_error = scheduler.add_request, scheduler.admission_error
-        if not self.admission_check:
-            admission_error = _no_error
+        add_request, admission_error = scheduler.add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
         running: Any = ()
         waiting: Any = ()
