@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.costs.slowed import Slowed
 from sim.engine.clock import SCRAPE_PRIORITY, At
@@ -17,6 +17,7 @@ from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 from sim.serving.alarm import Alarm
 from sim.serving.text import FIRST_ANSWER
+from sim.simulation.arrivals import Arrivals
 from sim.simulation.optional import all_of
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
@@ -24,7 +25,7 @@ from workloads.spec import RequestSpec
 from workloads.traces.kvsim import KvsimTraceWriter, request_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from sim.config.tables import RunConfig
@@ -55,6 +56,13 @@ class EngineDeadError(RuntimeError):
     """The engine has ended while requests wait; the message says why."""
 
 
+class RealArrivals(Arrivals):
+    """Requests that are handed over from outside."""
+
+    def begin(self, engine: Server) -> None:
+        """Leave it to the clients."""
+
+
 class LiveRun(Simulation):
     """A run that waits for requests; `taken` grows as they come."""
 
@@ -71,14 +79,15 @@ class LiveRun(Simulation):
         return slowed
 
     def _make_client(self) -> Client:
-        return self._client_of_engine()  # clients are real: they wait as they like
+        self.client = self._client_of_engine()
+        return self.client  # clients are real: they wait as they like
 
-    def _is_pulled(self) -> bool:
-        return False
-
-    def _arrivals(self, engine: Server, client: Client) -> Generator[Any, Any, None]:
-        self.client = client
-        yield self.env.event()  # arrivals are handed over from outside
+    def _make_arrivals(self, client: Client) -> Arrivals:
+        return RealArrivals(
+            *(self.env, self.config, self.specs, client),
+            is_open_loop=False,
+            is_plain=False,
+        )
 
     def _check_rejections(self, recording: Recording) -> None:
         num_rejected, line = summary.rejections(recording)

@@ -12,15 +12,14 @@ import simpy
 
 from cache.errors import PolicyError
 from sim.costs.pricing import AtBound
-from sim.engine.clients import FanOutClient, GroupClient, hand_over, open_loop
+from sim.engine.clients import FanOutClient, GroupClient
 from sim.engine.clock import garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.offloading import OffloadedSteps
 from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.engine.patience import Patience, PatientClient
-from sim.engine.requests import RequestFactory, requests_of
-from sim.engine.sessions import SessionClient
+from sim.engine.requests import RequestFactory
 from sim.errors import ConfigError, SchedulerError
 from sim.results import summary
 from sim.results.objectives import parse_objectives
@@ -31,6 +30,7 @@ from sim.results.traffic import Traffic
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.base import schedules_groups
 from sim.simulation import intervals, optional, ranks
+from sim.simulation.arrivals import Arrivals
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, why_own
 from sim.simulation.offloading import make_worker, session_hints, wants_hints
@@ -41,15 +41,14 @@ from sim.simulation.recorders import make_recorder
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
-from workloads.columns import largest
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
-    from sim.engine.clients import Client, Server
+    from sim.engine.clients import Client
     from sim.results.table import ResultTable
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
@@ -124,6 +123,7 @@ class Simulation:
         self.recorder = self._make_recorder()
         client = self._make_client()
         self.num_requests = client.num_requests(self.specs)
+        self._arrivals = self._make_arrivals(client)
         self.engine = self._make_engine(client)
 
     def _make_cost_model(self, pool: Pool) -> CostModel:
@@ -152,6 +152,14 @@ class Simulation:
             return GroupClient(factory)
         self.warnings += summary.fan_out_warnings(self.specs)
         return FanOutClient(factory)
+
+    def _make_arrivals(self, client: Client) -> Arrivals:
+        waits, has_groups = self._patient is not None, schedules_groups(self.scheduler)
+        return Arrivals(
+            *(self.env, self.config, self.specs, client),
+            is_open_loop=not self._is_closed_loop,
+            is_plain=not (self.path_reason or waits or has_groups),
+        )
 
     @property
     def path(self) -> str:
@@ -182,23 +190,21 @@ class Simulation:
         if self.config.fleet is not None:
             return self._make_fleet(client)
         if not isinstance(self.recorder, Recorder):
-            return self._make_ranks(client, self.recorder)
-        pulled = None
-        if self._is_pulled():
-            pulled = requests_of(client.factory, self.specs)
+            return self._make_ranks(self.recorder)
+        is_pulled = self._arrivals.are_known
         engine = Engine(
             self.env,
             self.scheduler,
             self.cost_model,
             self.recorder,
             beside=self._beside(),
-            arrivals=pulled,
+            arrivals=self._arrivals.requests() if is_pulled else None,
             sample=make_sampler(self.config, self.specs, self.scheduler, self.recorder),
             admission_check=self.config.engine.admission_check,
             stepwise=bool(self.path_reason),
         )
-        if pulled is None:
-            self.env.process(self._arrivals(engine, client))
+        if not is_pulled:
+            self._arrivals.begin(engine)
         return engine
 
     def _beside(self) -> OffloadedSteps | None:
@@ -214,7 +220,7 @@ class Simulation:
             *(scheduler, worker, self.cost_model, recorder.steps, recorder.transfers)
         )
 
-    def _make_ranks(self, client: Client, recorders: RankRecorders) -> Engines:
+    def _make_ranks(self, recorders: RankRecorders) -> Engines:
         engines = ranks.make_engines(
             self.env,
             self.config.engine,
@@ -225,10 +231,9 @@ class Simulation:
             sampler=partial(make_sampler, self.config, self.specs),
             stepwise=bool(self.path_reason),
         )
-        is_pulled = self._is_pulled()
-        if is_pulled:
+        if self._arrivals.are_known:
             ranks.let_run_ahead(engines)
-        self._begin_arrivals(engines, client, is_announced=is_pulled)
+        self._arrivals.begin_routed(engines)
         return engines
 
     def _make_fleet(self, client: Client) -> Engines:
@@ -243,43 +248,12 @@ class Simulation:
         )
         self.schedulers = fleet.schedulers
         self.warnings += fleet.warnings()
-        is_pulled = self._is_pulled()
-        engines = fleet.dealt(client.factory) if is_pulled else None
+        are_known = self._arrivals.are_known
+        engines = fleet.dealt(client.factory) if are_known else None
         if engines is None:
-            engines = fleet.routed(is_announced=is_pulled)
-            self._begin_arrivals(engines, client, is_announced=is_pulled)
+            engines = fleet.routed(is_announced=are_known)
+            self._arrivals.begin_routed(engines)
         return engines
-
-    def _begin_arrivals(
-        self, engines: Engines, client: Client, *, is_announced: bool
-    ) -> None:
-        fleet = self.config.fleet
-        if is_announced and (fleet is None or not fleet.has_roles):
-            requests = engines.announced(requests_of(client.factory, self.specs))
-            self.env.process(hand_over(self.env, engines, requests))
-        elif is_announced:
-            specs = engines.announced(self.specs)
-            self.env.process(open_loop(self.env, engines, specs, client))
-        else:
-            self.env.process(self._arrivals(engines, client))
-
-    def _is_pulled(self) -> bool:
-        """Whether the engine takes in the workload itself, without a process."""
-        return (
-            not (self.path_reason or self._is_closed_loop or self._patient)
-            and not schedules_groups(self.scheduler)
-            and largest(self.specs, "beam_width") == 1
-        )
-
-    def _arrivals(self, engine: Server, client: Client) -> Generator[Any, Any, None]:
-        """Return what hands requests to an engine that does not pull them."""
-        if not self._is_closed_loop:
-            return open_loop(self.env, engine, self.specs, client)
-        users = self.config.workload.max_concurrent_users
-        return SessionClient(
-            *(self.env, engine, self.specs, client, users),
-            front_end_s=self.config.front_end_s,
-        ).run()
 
     def _read_workload(self) -> Sequence[RequestSpec]:
         with warnings.catch_warnings(record=True) as caught:
