@@ -86,8 +86,22 @@ class IdTables:
         del request, num_tokens
         return NOTHING_FOUND
 
-    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
-        del found
+    def num_needed_blocks(
+        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+    ) -> int:
+        """See `BlockTables.num_needed_blocks`."""
+        del request, found, is_whole
+        return -(-num_tokens // self.block_size)
+
+    def begin(
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        num_tokens_to_cache: int | None = None,
+    ) -> None:
+        del found, num_tokens_to_cache
         request.table = self.take(-(-num_tokens // self.block_size))
 
     def extend(
@@ -134,6 +148,9 @@ class IdTables:
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
         return [*map(len, rounds)]
+
+    def register(self, request: TableRequest, num_tokens: int) -> None:
+        pass  # as below
 
     def register_blocks(self, requests: Iterable[TableRequest]) -> None:
         pass  # without prefix caching there is nothing to register
@@ -203,8 +220,10 @@ class IdTables:
     def cached_block_ids(self) -> Iterable[int]:
         return ()
 
-    def block_ids(self, request: TableRequest) -> list[int]:
-        return list(request.table or ())
+    def block_ids(
+        self, request: TableRequest, first: int = 0, stop: int | None = None
+    ) -> list[int]:
+        return list((request.table or ())[first:stop])
 
     def num_blocks(self, request: TableRequest) -> int:
         return len(request.table)

@@ -164,24 +164,7 @@ class EngineConfig(ConfigTable):
 
     @property
     def schedules_ahead(self) -> bool:
-        """Whether steps are formed one ahead, by default as the release does it."""
-        return self.asks_to_schedule_ahead and not self.refuses_ahead
-
-    @property
-    def refuses_ahead(self) -> str:
-        """Name a setting with which the release schedules ahead, and a run if asked to.
-
-        Such runs are stepwise. Empty if there is none.
-        """
-        if self.async_scheduling is not None or not self.asks_to_schedule_ahead:
-            return ""
-        if self.kv_offloading_size is not None or self.kv_transfer_config is not None:
-            return "KV offloading"
-        return ""
-
-    @property
-    def asks_to_schedule_ahead(self) -> bool:
-        """Whether `async_scheduling` is on, as given or by the release's default."""
+        """Whether steps are formed one ahead, as given or by the release's default."""
         own = GENERATIONS.get(self.scheduler_kind)
         has_queue = own is not None and (own.has_batch_queue or own.is_hosted)
         if self.async_scheduling is not None or not has_queue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING
 
 from sim.costs.ahead import HostAhead
@@ -57,6 +57,11 @@ class HostQueue(Stages):
         """Whether an output is to come."""
         return self._in_flight_s > -inf
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of which the output is to come."""
+        return int(self._in_flight_s > -inf)
+
     def enter(
         self, now_s: float, shape: Sequence[int], has_requests: bool
     ) -> tuple[float, float, float]:
@@ -76,9 +81,10 @@ class HostQueue(Stages):
             end_s = self._enter_ahead(now_s, host_s, gpu_s)
         else:
             end_s = self.end_s(now_s, BatchShape(*shape), total_s)
-        self.computes, self._computes = self._computes, computes
         turn_s = now_s if now_s > self._ready_s else self._ready_s
         oldest_s, self._in_flight_s = self._in_flight_s, end_s
+        self.computes = self._computes and oldest_s > -inf
+        self._computes = computes
         if oldest_s == -inf and not (computes or has_requests):
             oldest_s, self._in_flight_s = end_s, -inf
         self.has_output = oldest_s > -inf
@@ -150,7 +156,7 @@ class HostQueue(Stages):
             _, end_s, turn_s = self.enter(now_s, shape, has_requests=True)
             self._log.ends_s.append(end_s)
             is_long = now_s < end_s < inf
-            now_s = turn_s if is_long else end_s  # which is refused
+            now_s = turn_s if is_long else nan  # which is refused
             turns_s.append(now_s)
             if not (is_long and now_s < until_s) or (
                 now_s + host_s <= self._in_flight_s == self._last_s

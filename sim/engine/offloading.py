@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, nan
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sim.costs.pricing import batch_total_of
@@ -107,6 +107,8 @@ class OffloadedSteps(Beside):
         self._formed_s = self._end_s = 0.0  # of the latest step
         self._behind: TierHierarchy | None = scheduler.connector.behind
         self._has_news = False  # from behind, that no call has seen
+        self._rests = False  # since the latest call
+        self._wake_s = nan  # as it was when it began to wait
         if self._behind is not None:
             self._behind.on_end = transfers.note_behind
 
@@ -128,7 +130,7 @@ class OffloadedSteps(Beside):
     def form(self, now_s: float) -> tuple[int, ...]:
         self.report(now_s)
         shape = self.scheduler.form(now_s)
-        self._has_news = False
+        self._has_news = self._rests = False
         self._begin(now_s)
         return shape
 
@@ -242,6 +244,7 @@ class OffloadedSteps(Beside):
 
     def report(self, now_s: float) -> None:
         self._formed_s = now_s
+        self._wake_s = nan
         if self._behind is not None:
             self._has_news |= self._behind.follow(now_s)
         copies = self._polled
@@ -260,17 +263,23 @@ class OffloadedSteps(Beside):
 
     def rest(self, now_s: float) -> None:
         """Do what an engine does before it waits: ended requests' last stores begin."""
-        self.report(now_s)
+        if not self._rests:  # what has arrived since was rejected
+            self.report(now_s)
+        self._rests = True
         if self.scheduler.has_ended_requests:
             self.scheduler.form_nothing()
             self._begin(now_s)
+            self._wake_s = nan
             self.link.follow(now_s)
         for job in self._stores:
             self._submit(job)
         self._stores = []
 
     def wake_s(self, now_s: float) -> float:
-        return self._next_look_s(now_s) if self.scheduler.num_waiting else inf
+        if self._wake_s != self._wake_s:
+            waits = self.scheduler.num_waiting > 0
+            self._wake_s = self._next_look_s(now_s) if waits else inf
+        return self._wake_s
 
     def _next_look_s(self, now_s: float) -> float:
         """Return when the next end is reported to an engine that waits from now on."""

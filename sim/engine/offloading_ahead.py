@@ -44,8 +44,11 @@ class AheadOffloadedSteps(OffloadedSteps):
     def form(self, now_s: float) -> tuple[int, ...]:
         self.report(now_s)
         shape = self.scheduler.form(now_s)
-        self._has_news = False
+        self._has_news = self._rests = False
         return shape
+
+    def quiet_steps(self, most: int) -> int:
+        return 0 if any(self._seen) else super().quiet_steps(most)
 
     def step(self, shape: BatchShape) -> StepCost:
         return self._cost_model.step(shape)
@@ -72,7 +75,7 @@ class AheadOffloadedSteps(OffloadedSteps):
 
     def report(self, now_s: float) -> None:
         assert self._batches is not None
-        self._take_seen(0 if now_s > self._end_s else len(self._batches.steps))
+        self._take_seen(0 if now_s > self._end_s else self._batches.num_steps)
         super().report(now_s)
 
     def rest(self, now_s: float) -> None:

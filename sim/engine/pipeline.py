@@ -201,6 +201,11 @@ class BatchQueue(Stages):
         """Whether outputs are to come."""
         return bool(self.steps)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of which the outputs are to come."""
+        return len(self.steps)
+
     def push(self, step: int, output: SchedulerOutput, end_s: float) -> None:
         self.steps.append(StepInFlight(step, output, end_s, bool(output.scheduled)))
 

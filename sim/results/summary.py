@@ -284,12 +284,7 @@ def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
         )
     if num_stages > 1:
         return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
-    refused = engine.refuses_ahead
-    return "synchronous scheduling" + (
-        f" (the release schedules ahead; with {refused} set async_scheduling: true)"
-        if refused
-        else ""
-    )
+    return "synchronous scheduling"
 
 
 def title(config: RunConfig) -> str:

@@ -79,9 +79,9 @@ class Parts:
     clocked
         In place of `scheduler` where decodes are to stay on a clock; it has a
         ``reason_not_to``, too. Or None: `scheduler` does that by itself, or never.
-    connected, queued_connected
-        In its place where settings have a KV connector (``has_connector``), with one
-        step in flight and with several, or None.
+    connected, queued_connected, ahead_connected
+        In place of `scheduler`, `queued` and `ahead` where settings have a KV connector
+        (``has_connector``), or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -103,6 +103,7 @@ class Parts:
     speculative: type | None = None
     connected: type | None = None
     queued_connected: type | None = None
+    ahead_connected: Any = None
     clocked: Any = None
 
     def construct(
@@ -117,14 +118,11 @@ class Parts:
             return self.speculative(settings, cache)
         is_queued = self.queued is not None and settings.max_concurrent_batches > 1
         why = "several steps are in flight" if is_queued else ONE_BY_ONE
-        connected = self.queued_connected if is_queued else self.connected
-        if connected is not None and settings.has_connector:
-            scheduler: Any = connected(settings, cache)
-            if is_queued and on_clock:
-                scheduler.stepwise_reason = f"{why} with blocks that come and go"
-            return scheduler
         kind: Any = self.queued if is_queued else self.scheduler
         clocked = self.ahead if is_queued else self.clocked
+        if self.connected is not None and settings.has_connector:
+            kind = self.queued_connected if is_queued else self.connected
+            clocked = self.ahead_connected if is_queued else None
         if clocked is None or not on_clock:
             return kind(settings, cache)
         why_stepwise = clocked.reason_not_to(settings, cache)

@@ -58,7 +58,7 @@ def make_capacity(
         gpu=gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
-        async_scheduling=engine.asks_to_schedule_ahead,
+        async_scheduling=engine.schedules_ahead,
         data_parallel_size=engine.data_parallel_size,
         enable_expert_parallel=engine.enable_expert_parallel,
         block_size=engine.block_size,

@@ -121,8 +121,8 @@ def of_groups(config: RunConfig) -> Simulation:
         return Simulation(config, stepwise=True)
 
 
-def of_sequences(config: RunConfig) -> Simulation:
-    """Return a run of a generation before V1 that looks at its decodes one by one."""
+def one_by_one(config: RunConfig) -> Simulation:
+    """Return a run that looks at its decodes one by one."""
     return Simulation(config, stepwise=True)
 
 
@@ -171,9 +171,14 @@ def run(config: RunConfig, look: Look, build: Build) -> Run:
         groups = results.recording.group_table
         if groups is not None:
             tables["kv_cache_groups"] = groups.arrow.to_pandas()
-        tree = results.recording.tree_table
-        if tree is not None:
-            tables["prefix_tree"] = tree.arrow.to_pandas()
+        more = results.recording
+        for name, each in (
+            ("prefix_tree", more.tree_table),
+            ("transfers", more.transfer_table),
+            ("tier", more.tier_table),
+        ):
+            if each is not None:
+                tables[name] = each.arrow.to_pandas()
         summary = dict(results.summary)
     except Exception as error:
         words = _in_words(error)

@@ -5,6 +5,7 @@
     python -m tests.identity.fuzz 2000            # seeds 0 to 1999
     python -m tests.identity.fuzz 2000 --from 5000 --keep-going
     python -m tests.identity.fuzz 2000 --groups   # models with several KV cache groups
+    python -m tests.identity.fuzz 2000 --tiers    # a CPU tier behind the pool
     python -m tests.identity.fuzz --file FILE     # one configuration, as printed
 """
 
@@ -24,10 +25,12 @@ from tests.identity.compare import (
     look_of,
     of_groups,
     of_one_group,
+    one_by_one,
     report,
 )
 from tests.identity.random_configs import Case, draw_case
 from tests.identity.random_groups import draw_group_case
+from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
 from tests.identity.shrink import shrink
 
@@ -44,14 +47,18 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=0, help="first seed")
     parser.add_argument("--file", type=Path, help="one configuration instead")
     parser.add_argument("--groups", action="store_true", help="several groups")
+    parser.add_argument("--tiers", action="store_true", help="a tier behind the pool")
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
     asked = parser.parse_args()
+    draw, reference = draw_case, of_one_group
+    if asked.groups:
+        draw, reference = draw_group_case, of_groups
+    elif asked.tiers:
+        draw, reference = draw_tier_case, one_by_one
     if asked.file:
-        return _one(asked.file, of_groups if asked.groups else of_one_group)
+        return _one(asked.file, reference)
     seeds = range(asked.first, asked.first + asked.number)
-    return _many(
-        seeds, asked.keep_going, draw_group_case if asked.groups else draw_case
-    )
+    return _many(seeds, asked.keep_going, draw, reference)
 
 
 def _one(path: Path, reference: Build) -> int:
@@ -65,8 +72,9 @@ def _one(path: Path, reference: Build) -> int:
     return 0
 
 
-def _many(seeds: range, keep_going: bool, draw: Callable[[int], Case]) -> int:
-    reference = of_groups if draw is draw_group_case else of_one_group
+def _many(
+    seeds: range, keep_going: bool, draw: Callable[[int], Case], reference: Build
+) -> int:
     counts: Counter[str] = Counter()
     num_done = num_different = 0
     known_kinds: set[str] = set()

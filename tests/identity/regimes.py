@@ -53,6 +53,7 @@ def _happened(run: Run) -> dict[str, bool]:
         "samples": bool(requests["parent_id"].duplicated().any()),
         "follow-ups": bool((requests["turn"] > 0).any()),
         "stalled": bool(summary["stalled"]),
+        "loads": summary.get("loaded_blocks", 0) > 0,
     }
 
 

@@ -7,9 +7,15 @@ from functools import cache
 
 import pytest
 
-from tests.identity.compare import Comparison, assert_equal_paths, of_groups
+from tests.identity.compare import (
+    Comparison,
+    assert_equal_paths,
+    of_groups,
+    one_by_one,
+)
 from tests.identity.random_configs import draw_case
 from tests.identity.random_groups import draw_group_case
+from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
@@ -93,6 +99,38 @@ def test_decodes_of_groups_may_be_taken_together(seeds: range) -> None:
     assert reached["fast"] >= 0.75 * len(seeds)
     for name in ("preemptions", "hits", "blocked heads", "five quiet steps"):
         assert reached[name] >= 3, (name, reached)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(12), id="0-11"),
+        pytest.param(range(12, 90), id="12-89", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tier_may_stand_behind_decodes_that_are_taken_together(seeds: range) -> None:
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        case = draw_tier_case(seed)
+        compared = assert_equal_paths(*case, one_by_one)
+        happened = regimes_of(compared)
+        reached.update(happened)
+        if case.config.engine.schedules_ahead and "fast" in happened:
+            reached["ahead"] += 1
+    assert reached["fast"] >= 0.9 * len(seeds)
+    for name in ("preemptions", "hits", "loads", "five quiet steps", "ahead"):
+        assert reached[name] >= 3, (name, reached)
+
+
+@pytest.mark.parametrize("seed", [850, 139, 143, 364])
+def test_rare_meetings_of_a_tier_and_steps_ahead(seed: int) -> None:
+    """What each of these once told apart.
+
+    A client hears of a failed load at once; an engine that waits looks when it would
+    have, whatever is rejected meanwhile; an output that was there before ends a call in
+    no time.
+    """
+    assert_equal_paths(*draw_tier_case(seed), one_by_one)
 
 
 @pytest.mark.slow

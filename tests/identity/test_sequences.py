@@ -8,7 +8,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.simulation.run import Simulation
-from tests.identity.compare import assert_equal_paths, of_sequences
+from tests.identity.compare import assert_equal_paths, one_by_one
 from tests.identity.random_sequences import draw_sequence_case
 from tests.identity.regimes import regimes_of
 
@@ -26,12 +26,12 @@ _GROUPS = [range(10), range(10, 60), *(range(i, i + 60) for i in range(60, 600, 
         for seeds in _GROUPS
     ],
 )
-def test_decodes_of_sequences_may_be_counted(seeds: range) -> None:
+def test_decodes_one_by_one_may_be_counted(seeds: range) -> None:
     reached = Counter(
         name
         for seed in seeds
         for name in regimes_of(
-            assert_equal_paths(*draw_sequence_case(seed), of_sequences)
+            assert_equal_paths(*draw_sequence_case(seed), one_by_one)
         )
     )
     assert reached["fast"] >= 0.7 * len(seeds)
@@ -69,7 +69,7 @@ def test_a_minute_of_chat_is_equal(scheduler: str, num_blocks: int) -> None:
             "cost": {"kind": "roofline"},
         }
     )
-    compared = assert_equal_paths(config, reference=of_sequences)
+    compared = assert_equal_paths(config, reference=one_by_one)
     assert compared.chosen.path == "fast"
 
 

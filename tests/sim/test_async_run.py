@@ -15,7 +15,6 @@ from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.summary import scheduling
 from sim.results.tokens import token_times
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1.dialect import dialect_of
@@ -294,7 +293,7 @@ def test_states_ahead_are_kept_and_hit_as_step_by_step(
     assert compared.chosen.summary["prefix_cache_hit_rate"] > 0
 
 
-def test_null_says_what_is_not_built() -> None:
+def test_null_is_the_default_of_the_release() -> None:
     def engine(**more: Any) -> EngineConfig:
         table = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"} | more
         return EngineConfig.model_validate(table)
@@ -302,21 +301,16 @@ def test_null_says_what_is_not_built() -> None:
     ranks = {"data_parallel_size": 2}
     assert engine(**ranks).schedules_ahead
     assert engine(model="mistralai/Mixtral-8x7B-v0.1", **ranks).schedules_ahead
-    tiered = engine(kv_offloading_size=4.0)
-    assert not tiered.schedules_ahead
-    assert tiered.refuses_ahead == "KV offloading"
-    assert "with KV offloading set async_scheduling: true" in scheduling([tiered], {})
-    assert engine(kv_offloading_size=4.0, async_scheduling=True).schedules_ahead
     looked_up = {"method": "ngram", "num_speculative_tokens": 3}
     for ahead in (
         {"pipeline_parallel_size": 2},
         {"engine_version": "0.24"},
         {"speculative_config": looked_up},
+        {"kv_offloading_size": 4.0},
     ):
         assert engine(**ahead).schedules_ahead
     for older in ({"engine_version": "0.13"}, {"scheduler": "v0"}):
         assert not engine(**older).schedules_ahead
-        assert not engine(**older).refuses_ahead
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sim.engine.pipeline import StepInFlight
     from sim.engine.steps.base import Owner, Steps
+    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
 
 
@@ -55,6 +56,7 @@ class AheadSteps(ClockedSteps):
         super().__init__(owner)
         self._batch_total = _unknown  # when a step ends is for the queue to say
         self._ends_late = True
+        self._end_step = getattr(owner.scheduler, "end_step", None)
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
         scheduler, model, log = self._scheduler, self._owner.cost_model, self._log
@@ -72,6 +74,7 @@ class AheadSteps(ClockedSteps):
         return self
 
     def take(self, step: int, now_s: float) -> float:
+        self._batch = None
         super().take(step, now_s)
         self._ahead.first_end_s = None
         has_requests = bool(self._running or self._waiting)
@@ -87,6 +90,11 @@ class AheadSteps(ClockedSteps):
         self._note(step, now_s)
         return turn_s
 
+    def _output(self) -> SchedulerOutput:
+        if self._batch is None:  # failed loads are in one output only
+            self._batch = super()._output()
+        return self._batch
+
     def _note(self, step: int, now_s: float) -> None:
         owner, scheduler = self._owner, self._scheduler
         if scheduler.preemptions:
@@ -96,14 +104,19 @@ class AheadSteps(ClockedSteps):
         if scheduler.set_aside:
             self._calendar.set_aside(scheduler.set_aside)
             scheduler.set_aside = []
-        if owner.listeners or owner.keeps_costs:
+        is_asked = owner.beside is not None and owner.beside.asks
+        if owner.listeners or owner.keeps_costs or is_asked:
             cost = owner.cost_model.step(BatchShape(*self.shape))
             self._show(step, now_s, cost, self._output())
+        if is_asked:
+            owner.is_alone = False
         if self._pace is None:
             self._note_if_empty(step)
 
     def appear(self, step: int, end_s: float) -> list[Request]:
         calendar, scheduler = self._calendar, self._scheduler
+        if self._end_step is not None:
+            self._end_step()
         if calendar.begun:
             first_end_s = self._ahead.first_end_s
             calendar.note_first_tokens(end_s if first_end_s is None else first_end_s)
@@ -135,6 +148,7 @@ class AheadQuietSteps(QuietSteps):
         That end, in seconds; None if a step in full was taken since.
     """
 
+    may_meet = True
     first_end_s: float | None = None
 
     def take(

@@ -65,6 +65,10 @@ class QuietSteps:
         Takes what `advance` returns.
     """
 
+    may_meet: ClassVar[bool] = False
+    """Whether what is said to end at the beginning of a step is no fault of its cost:
+    an output that was there before."""
+
     def __init__(  # noqa: PLR0917 - the parts of a stretch
         self,
         clock: Any,
@@ -133,7 +137,8 @@ class QuietSteps:
             ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
             num_waiting = len(self.waiting)
         num_steps = len(ends_s)
-        if not (ends_s[-2] if num_steps > 1 else now_s) < ends_s[-1] < inf:
+        before_s, last_s = (ends_s[-2] if num_steps > 1 else now_s), ends_s[-1]
+        if not (before_s < last_s < inf or (self.may_meet and before_s == last_s)):
             context += (num_steps - 1) * num_decodes
             shape = BatchShape(num_decodes, context, 0, 0, 0, 0)
             raise no_length(self._cost_model, shape, [now_s, *ends_s][-2])

@@ -19,6 +19,7 @@ def _parts() -> Parts:
     from sim.scheduler.log.v1 import V1Log
     from sim.scheduler.v1.ahead import AheadScheduler
     from sim.scheduler.v1.batch_queue import BatchQueueScheduler
+    from sim.scheduler.v1.connectors.ahead import AheadConnectorScheduler
     from sim.scheduler.v1.connectors.in_flight import QueuedConnectorScheduler
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
     from sim.scheduler.v1.scheduler import Scheduler
@@ -36,6 +37,7 @@ def _parts() -> Parts:
         speculative=SpeculativeScheduler,
         connected=ConnectorScheduler,
         queued_connected=QueuedConnectorScheduler,
+        ahead_connected=AheadConnectorScheduler,
     )
 
 

@@ -463,7 +463,7 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
     )
     policy = cache.evictor() if cache.evictor is not None and caches else None
     is_own_order = policy is None or vars(type(policy)).get("exact_on_fast_path", False)
-    if is_plain and not (caches or settings.has_connector):
+    if is_plain and not caches:
         return IdTables(*size, unhashed_first=unhashed_first)
     if is_plain and is_own_order and caches:
         return RunTables(*size, unhashed_first=unhashed_first)

@@ -260,9 +260,10 @@ class Scheduler(Holdings):
                 chunks.carries_prefill |= not is_decode
                 plan.add(request, num_new_tokens, is_decode=is_decode)
             elif plan.ends or not self.dialect.passes_over_self_preempted:
-                if not counts_decodes:
-                    order = request.order
-                    self._pass_over(each for each in running if each.order > order)
+                if not counts_decodes:  # what is passed over had its share set aside
+                    num_on_clock, order = self.clock.num_decodes, request.order
+                    self._pass_over(each for each in running if each.order >= order)
+                    plan.budget += num_on_clock - self.clock.num_decodes
                 break
         if counts_decodes:
             self._pass_over(each for each in running if each not in plan.num_tokens)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from cache.v1.block_tables import BlockTables
+    from cache.v1.id_tables import IdTables
     from cache.v1.runs.tables import RunTables
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
@@ -77,7 +78,7 @@ class ConnectorScheduler(Scheduler):
     steps in flight change is in `sim.scheduler.v1.connectors.in_flight`.
     """
 
-    tables: BlockTables | RunTables
+    tables: BlockTables | IdTables | RunTables
     waiting: HoldingQueues  # type: ignore[assignment]  # a queue, too
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -97,6 +98,7 @@ class ConnectorScheduler(Scheduler):
         self.gate.keeps_heads = False  # what a tier has of them may change
         self._now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
+        self._admit_waiting = self._schedule_waiting
         offloads = settings.offload is not None
         self.transfers: StepTransfers | StepPulls = (
             StepTransfers() if offloads else StepPulls()

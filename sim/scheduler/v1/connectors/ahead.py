@@ -1,0 +1,115 @@
+"""Engines with a KV connector that form steps ahead, their decodes on a clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.scheduler.v1.ahead import AheadScheduler
+from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.scheduler import Shape
+    from sim.scheduler.v1.settings import Settings
+
+
+class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
+    """`AheadScheduler` with a KV connector that fills blocks.
+
+    It decides as `sim.scheduler.v1.connectors.in_flight.QueuedConnectorScheduler` does,
+    without a look at each decode. A decode on the clock is in the step in flight; so
+    are, off the clock, the prompts of the latest call and the decodes that were taken
+    off since. Blocks of those that leave come free when that step has ended.
+
+    Parameters
+    ----------
+    settings, cache
+        See `ConnectorScheduler`.
+    """
+
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        super().__init__(settings, cache)
+        self._preempts_from_tail = False  # the tail may be in the step in flight
+        self._written: set[Request] = set()  # off the clock, and in the step in flight
+        self._paused: set[Request] = set()  # decodes that were taken off the clock
+        self._leaving: list[Request] = []  # the step in flight writes their blocks
+
+    @staticmethod
+    def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
+        """See `AheadScheduler.reason_not_to`."""
+        if settings.offload is None:
+            return "of engines that hand requests on"
+        return AheadScheduler.reason_not_to(settings, cache)
+
+    # -- a call ---------------------------------------------------------------
+
+    def form(self, now_s: float) -> Shape:
+        shape = super().form(now_s)
+        self._written = {request for request, _, _ in self.prompts}
+        return shape
+
+    def take_off(self, requests: Sequence[Request]) -> None:
+        super().take_off(requests)
+        self._written.update(requests)
+        self._paused.update(requests)
+
+    def _is_written(self, request: Request) -> bool:
+        return request in self._written or request not in self.prefilling
+
+    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
+        super()._admit(request, num_hits, now_s)
+        self._paused.discard(request)
+
+    def _in_mid_way(self) -> dict[Request, None]:
+        return {each: None for each in self.prefilling if each not in self._paused}
+
+    def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
+        after = super().num_tokens_after(requests)
+        return {
+            each: min(number, each.num_tokens)
+            if each in self.prefilling
+            else number - 1
+            for each, number in after.items()
+        }
+
+    # -- between calls --------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Note that the output of the oldest step in flight is there."""
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            self.tables.free(request)
+
+    def abort(self, request: Request) -> None:
+        self._note_written((request,))
+        super().abort(request)
+
+    def update(self, finished: Sequence[Request]) -> None:
+        self._note_written(finished)
+        super().update(finished)
+
+    def _note_written(self, requests: Iterable[Request]) -> None:
+        """Note decodes that leave: the step in flight has a token of each."""
+        for request in requests:
+            if request in self.running and request not in self.prefilling:
+                self.clock.settle(request, self.step)
+                self._written.add(request)
+
+    def _free_or_keep(self, request: Request) -> int:
+        self._paused.discard(request)
+        if request in self._kept or request not in self._written:
+            return super()._free_or_keep(request)
+        self._written.remove(request)
+        self._leaving.append(request)
+        return 0
+
+    # -- counts and proof -----------------------------------------------------
+
+    def quiet_steps(self, most: int) -> int:
+        return 0 if self._leaving else super().quiet_steps(most)
+
+    def _holders(self) -> list[Request]:
+        return [*super()._holders(), *self._leaving]

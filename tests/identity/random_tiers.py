@@ -1,0 +1,70 @@
+"""Random small configurations of engines with a tier behind their pool, by seed."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from sim.config.tables import parse_config
+from tests.identity.random_configs import Case, draw_case
+
+_TOKEN_BYTES = 2**17
+"""Of Llama-3.1-8B."""
+_UNKNOWN = ("admission", "engine_version", "evictor", "sliding_window")
+
+
+def draw_tier_case(seed: int) -> Case:
+    """Return `draw_case` of a seed with a tier, scheduled ahead three times in four."""
+    config, look = draw_case(seed)
+    rng = Random(f"tiers {seed}")
+    engine = config.engine.model_dump(exclude_unset=True)
+    for key in _UNKNOWN:
+        engine.pop(key, None)
+    engine["enable_prefix_caching"] = rng.random() < 0.85
+    engine["async_scheduling"] = rng.random() < 0.75
+    if engine["async_scheduling"]:
+        engine.pop("prefill_schedule_interval", None)
+    engine["model"] = "meta-llama/Llama-3.1-8B"
+    num_chunks = round(engine["num_gpu_blocks_override"] * rng.choice([0.3, 1, 3, 10]))
+    size = rng.choice([1, 1, 1, 2, 4])
+    chunk_bytes = engine["block_size"] * size * _TOKEN_BYTES
+    engine["kv_offloading_size"] = (
+        (max(num_chunks // size, 1) + 0.5) * max(chunk_bytes, 4096) / 2**30
+    )
+    engine["kv_offloading_link"] = _link(rng)
+    engine["kv_transfer_config"] = {
+        "kv_load_failure_policy": rng.choice(["fail", "recompute"]),
+        "kv_connector_extra_config": _extra(rng, engine["block_size"], size),
+    }
+    data = config.to_data()
+    data["engine"] = engine
+    data["workload"]["output_end"] = rng.choice(
+        ["stop", "length", {"stop": 0.5, "length": 0.5}]
+    )
+    return Case(parse_config(data), look)
+
+
+def _link(rng: Random) -> dict[str, Any]:
+    """Return a link on which a block takes a part of a step, a step, or many."""
+    rate = rng.choice([1e6, 3e7, 1e9, 5e10])
+    link: dict[str, Any] = {
+        "load_bytes_per_s": rate,
+        "store_bytes_per_s": rate * rng.choice([0.5, 1.0, 1.0]),
+        "latency_s": rng.choice([0.0, 0.0, 1e-4]),
+    }
+    if rng.random() < 0.1:
+        link["load_failure_rate"] = 0.3
+    return link
+
+
+def _extra(rng: Random, block_size: int, size: int) -> dict[str, Any]:
+    extra: dict[str, Any] = {
+        "blocks_per_chunk": size,
+        "offload_prompt_only": rng.random() < 0.8,
+        "eviction_policy": rng.choice(["lru", "lru", "lru", "arc"]),
+    }
+    if rng.random() < 0.2:
+        extra["store_threshold"] = 2
+    if rng.random() < 0.3:
+        extra["sync_load_budget_bytes"] = block_size * _TOKEN_BYTES * rng.choice([2, 8])
+    return extra
