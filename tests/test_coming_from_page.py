@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from sim.cli.main import build_app
-from sim.config.tables import EngineConfig, parse_config
+from sim.config.engine import EngineConfig
+from sim.config.tables import parse_config
 from tests.shared import ROOT
 
 PAGE = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config.tables import EngineConfig, parse_config
+from sim.config.engine import EngineConfig
+from sim.config.tables import parse_config
 from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError, SwapSpaceError
 from sim.results.schema import TRAFFIC

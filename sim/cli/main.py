@@ -164,7 +164,7 @@ def _meant(error: Exception) -> str:
 
     if not isinstance(error, UnknownOptionError):
         return ""
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
 
     option = (error.token.keyword or error.token.value).partition("=")[0]
     key = option.lstrip("-").replace("-", "_")

@@ -10,7 +10,8 @@ from sim.scheduler.victims import VICTIMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
 
 _NODE = 8
 """GPUs that one NVLink switch joins, but in racks."""

@@ -10,6 +10,7 @@ Positive = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Kind = dict[str, Any]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Limit = Annotated[float, Field(gt=0)]
 
 
 def _number_or_shares(value: object) -> object:

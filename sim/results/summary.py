@@ -25,7 +25,8 @@ from workloads.columns import largest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
     from sim.config.workload import WorkloadConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture

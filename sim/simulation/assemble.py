@@ -38,7 +38,8 @@ from sim.simulation.schedulers import chunks_prefill
 from sim.simulation.speculative import DRAFT_STEP_KEY, speculative_cost
 
 if TYPE_CHECKING:
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 

@@ -15,7 +15,7 @@ from sim.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
     from workloads.spec import RequestSpec
 

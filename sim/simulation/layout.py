@@ -11,7 +11,7 @@ from sim.scheduler.v1.dialect import FIRST_GROUPS_MINOR, dialect_of
 
 if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
 

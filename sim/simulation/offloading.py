@@ -26,8 +26,9 @@ from workloads.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.config.engine import EngineConfig
     from sim.config.offloading import ConnectorExtraTable
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
     from sim.costs.transfers import Transfer
     from sim.hardware.capacity import CapacityEstimate

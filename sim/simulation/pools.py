@@ -18,7 +18,8 @@ from sim.simulation.layout import frees_lone_window
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.gpus import GpuSpec

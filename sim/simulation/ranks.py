@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.costs.base import CostModel
     from sim.engine.lock_step import Rank
     from sim.engine.sampling import Sampler

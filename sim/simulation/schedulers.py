@@ -28,7 +28,7 @@ from sim.simulation.speculative import speculative_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.base import Scheduler

@@ -28,7 +28,8 @@ from workloads.errors import WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
     from sim.engine.sampling import Sampler
     from sim.hardware.gpus import GpuSpec

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.config.tables import EngineConfig, parse_config
+from sim.config.engine import EngineConfig
+from sim.config.tables import parse_config
 from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
 from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError

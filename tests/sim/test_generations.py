@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.config.tables import EngineConfig
+from sim.config.engine import EngineConfig
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,

@@ -12,7 +12,7 @@ from sim.scheduler.v1.dialect import dialect_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
 
 _FACTORS = (0.5, 2, 4)
 _WATERMARK = 0.01

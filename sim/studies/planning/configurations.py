@@ -14,7 +14,7 @@ from sim.studies.planning.trial import split_table, with_scale
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.studies.planning.outcome import CandidatePlan
     from sim.studies.planning.study import Study

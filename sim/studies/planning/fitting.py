@@ -12,7 +12,7 @@ from sim.hardware.models.bundled import load_model
 from sim.simulation.assemble import make_capacity
 
 if TYPE_CHECKING:
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
 
 _ROOMY = 64
 """Times the memory of a GPU, so that what a model needs there can be counted."""

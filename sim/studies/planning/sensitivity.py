@@ -22,7 +22,7 @@ from sim.studies.planning.outcome import Effect, cost_rank, is_noise
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.config.tables import EngineConfig
+    from sim.config.engine import EngineConfig
     from sim.studies.planning.candidates import Candidate
     from sim.studies.planning.outcome import CandidatePlan
     from sim.studies.planning.study import Answer, Study

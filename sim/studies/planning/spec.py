@@ -15,11 +15,11 @@ from pydantic import (
     model_validator,
 )
 
+from sim.config.engine import EngineConfig
 from sim.config.files import Overrides, find_files, found_path, override, read_yaml
 from sim.config.hints import one_line, refuse_other_kind
 from sim.config.plug import did_you_mean
 from sim.config.plugins import refuse_plugins
-from sim.config.tables import EngineConfig
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError

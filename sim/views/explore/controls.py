@@ -14,8 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from sim.config.engine import EngineConfig
 from sim.config.fleet import FleetTable
-from sim.config.tables import EngineConfig, RunConfig
+from sim.config.tables import RunConfig
 from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATION_KEYS, GENERATIONS
