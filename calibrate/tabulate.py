@@ -26,7 +26,7 @@ from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
-from sim.costs.measured.reading import geometry_of, weight_bits_of
+from sim.costs.measured.geometry import geometry_of, weight_bits_of
 from sim.costs.profile import DRY_RUN, read_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import datasheet_of, load_gpu

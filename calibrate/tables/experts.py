@@ -17,7 +17,7 @@ from calibrate.tables.fits import (
     rounded,
 )
 from sim.costs.experts import touched_experts
-from sim.costs.measured.reading import expert_geometry, expert_weight_bits
+from sim.costs.measured.geometry import expert_geometry, expert_weight_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrate.importers.geometry import LATENT_SIZES, latent_sizes
 from calibrate.tables.fits import DTYPES_OF_BITS, nodes, predicted, product, rounded
-from sim.costs.measured.reading import weight_bits_of
+from sim.costs.measured.geometry import weight_bits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

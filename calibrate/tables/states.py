@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.tables.fits import UNKNOWN, nodes, predicted, product, rounded
-from sim.costs.measured.reading import state_geometry
+from sim.costs.measured.geometry import state_geometry
 from sim.hardware.models.layers import GatedDeltaNetShape
 
 if TYPE_CHECKING:

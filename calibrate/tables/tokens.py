@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.estimators import Layer
 from calibrate.tables.experts import expert_table
 from calibrate.tables.fits import TOKENS, dtypes_of, nodes, rounded
-from sim.costs.measured.reading import weight_bits_of
+from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
 

@@ -11,7 +11,7 @@ from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.measured.reading import linear_elements
+from sim.costs.measured.geometry import linear_elements
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.config.plug import build
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
 from sim.costs.base import StepCost, pricer_of
-from sim.costs.measured.reading import geometry_of, linear_elements
+from sim.costs.measured.geometry import geometry_of, linear_elements
 from sim.costs.measured.tables import Curve, Surface
 from sim.costs.pricing import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id

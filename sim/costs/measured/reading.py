@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.costs.measured.geometry import (
+    geometry_of,
+    linear_elements,
+    state_geometry,
+    weight_bits_of,
+)
 from sim.costs.measured.tables import (
     BesideFactor,
     ChosenLayers,
@@ -19,8 +25,6 @@ from sim.costs.measured.tables import (
 from sim.costs.profile import DRY_RUN
 from sim.costs.volumes import pair_flops
 from sim.errors import ConfigError, UserError
-from sim.hardware.models.quantization import quantization_scheme
-from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,75 +37,6 @@ if TYPE_CHECKING:
 
     Seconds = NDArray[np.float64]
     Flags = NDArray[np.bool_]
-
-
-def weight_bits_of(model: ModelArchitecture) -> int:
-    """Return the bits of a weight of the linear layers: 16, 8 or 4."""
-    scheme = quantization_scheme(model.quantization)
-    if scheme is None or scheme.only_experts:
-        return 16
-    return 8 if scheme.weight_bits > 4.5 else 4
-
-
-def geometry_of(
-    model: ModelArchitecture, tensor_parallel_size: int, kv_itemsize_bytes: int
-) -> dict[str, int]:
-    """Return what a table depends on; two models that agree on it share tables."""
-    tp = tensor_parallel_size
-    found = {
-        "tensor_parallel_size": tp,
-        "kv_itemsize_bytes": kv_itemsize_bytes,
-        "weight_bits": weight_bits_of(model),
-        "num_layers": model.num_hidden_layers,
-        "hidden_size": model.hidden_size,
-        "num_heads": model.num_attention_heads // tp,
-        "num_kv_heads": model.kv_heads_per_rank(tp),
-        "head_dim": model.head_dim,
-        "window": model.sliding_window or 0,
-        "linear_elements": linear_elements(model, tp),
-    }
-    if model.kv_lora_rank:
-        found["kv_lora_rank"] = model.kv_lora_rank
-    return found
-
-
-def expert_weight_bits(model: ModelArchitecture) -> int:
-    """Return the bits of a weight of the routed experts: 16, 8 or 4."""
-    scheme = quantization_scheme(model.quantization)
-    if scheme is None:
-        return 16
-    return 8 if scheme.weight_bits > 4.5 else 4
-
-
-def expert_geometry(
-    model: ModelArchitecture, tensor_parallel_size: int
-) -> dict[str, int]:
-    """Return what a table of routed experts depends on, as `geometry_of`."""
-    return {
-        "num_layers": model.num_moe_layers,
-        "hidden_size": model.hidden_size,
-        "inter_size": -(-model.expert_size // tensor_parallel_size),
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.num_experts_per_tok,
-        "weight_bits": expert_weight_bits(model),
-    }
-
-
-def state_geometry(
-    model: ModelArchitecture, tensor_parallel_size: int
-) -> dict[str, Any]:
-    """Return what tables of layers with a state depend on, as `geometry_of`."""
-    shape = model.state_shape
-    shapes = shape.state_shapes(tensor_parallel_size) if shape else ()
-    return {"num_layers": model.num_state_layers, "shapes": [*map(list, shapes)]}
-
-
-def linear_elements(model: ModelArchitecture, tensor_parallel_size: int) -> int:
-    return sum(
-        tensor.num_elements * tensor.count
-        for tensor in weight_tensors(model, tensor_parallel_size)
-        if tensor.role is TensorRole.LINEAR and tensor.columns > 1
-    )
 
 
 BOOST: Final = 1.1

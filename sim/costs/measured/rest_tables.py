@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.costs.measured.reading import expert_geometry
+from sim.costs.measured.geometry import expert_geometry
 from sim.costs.measured.tables import Curve, read_table
 from sim.costs.transfers import Moved
 from sim.costs.widths import Width, Widths, read_widths
