@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sim.hardware.capacity.estimate import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity.estimate import CapacityEstimate
 from sim.hardware.capacity.explanation import capacity_rows, format_capacity
+from sim.hardware.capacity.keywords import estimate_capacity
 
 __all__ = [
     "CapacityEstimate",

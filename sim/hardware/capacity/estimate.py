@@ -18,18 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import CapacityError
 from sim.hardware.capacity import constants
-from sim.hardware.capacity.arguments import (
-    EngineArguments,
-    check_numbers,
-    check_parallelism,
-    check_pipeline,
-    check_prefix_match_unit,
-    check_state_dtypes,
-    parse_engine_version,
-    resolve_batch,
-    resolve_dtypes,
-    schedules_ahead,
-)
+from sim.hardware.capacity.arguments import EngineArguments, parse_engine_version
 from sim.hardware.capacity.groups import shares_of
 from sim.hardware.capacity.kernels import block_size_warnings
 from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
@@ -37,35 +26,18 @@ from sim.hardware.capacity.pool import draft_kv_share, sized_pool
 from sim.hardware.capacity.sglang import (
     CONSTANTS_SOURCE as SGLANG_CONSTANTS_SOURCE,
 )
-from sim.hardware.capacity.sglang import (
-    MAX_PREFILL_TOKENS,
-    is_sglang,
-    sglang_memory,
-    with_requests,
-)
+from sim.hardware.capacity.sglang import is_sglang, sglang_memory, with_requests
 from sim.hardware.capacity.transformers import (
     CONSTANTS_SOURCE,
-    STAND_IN_MINOR,
-    batch_limits,
     is_transformers,
     transformers_memory,
 )
-from sim.hardware.gpus import GIB, GpuSpec, load_gpu
-from sim.hardware.models.bundled import load_model
-from sim.hardware.models.drafters import drafter_of
-from sim.hardware.models.quantization import quantization_scheme
-from sim.hardware.models.weights import ExpertRanks
+from sim.hardware.gpus import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cache.v1.planning import KVCachePlan
-    from sim.hardware.models.architecture import ModelArchitecture
-
-
-DEFAULT_UTILIZATION = 0.9
-DEFAULT_BLOCK_SIZE = 16
-DEFAULT_ENGINE_VERSION = "0.33"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,207 +154,12 @@ class CapacityEstimate:
         }
 
 
-def estimate_capacity(
-    model: str | ModelArchitecture,
-    gpu: str | GpuSpec,
-    *,
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    enable_expert_parallel: bool = False,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    gpu_memory_utilization: float = DEFAULT_UTILIZATION,
-    dtype: str = "auto",
-    kv_cache_dtype: str = "auto",
-    quantization: str | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    engine_version: str = DEFAULT_ENGINE_VERSION,
-    enforce_eager: bool = False,
-    num_gpu_blocks_override: int | None = None,
-    kv_cache_memory_bytes: int | None = None,
-    weights_gib: float | None = None,
-    swap_space: float = 4.0,
-    enable_prefix_caching: bool = True,
-    async_scheduling: bool | None = None,
-    disable_hybrid_kv_cache_manager: bool = False,
-    mamba_cache_dtype: str = "auto",
-    mamba_ssm_cache_dtype: str = "auto",
-    gdn_prefill_backend: str | None = None,
-    prefix_match_unit: int | None = None,
-    num_speculative_tokens: int = 0,
-    speculative_method: str = "mtp",
-    draft_model: str | None = None,
-) -> CapacityEstimate:
-    """Predict the number of KV blocks of a vLLM engine.
-
-    Parameters
-    ----------
-    model, gpu
-        Bundled names, paths, or the loaded objects.
-    tensor_parallel_size, pipeline_parallel_size
-        Ranks of a stage, and stages; the pool is that of the stage with least room.
-    data_parallel_size
-        Engines beside this one, each with its own attention and pool; they divide the
-        experts of the model between them.
-    enable_expert_parallel
-        Whether GPUs of all engines divide the experts one by one, rather than each.
-    block_size
-        Tokens of a block.
-    gpu_memory_utilization
-        Share of the GPU's memory that the engine may use, in (0, 1].
-    dtype, kv_cache_dtype, quantization
-        Precisions, in vLLM's names; a quantised checkpoint needs no `quantization`,
-        and its own scheme may be an unknown one where `weights_gib` is given.
-    max_model_len
-        Tokens of the longest request; None: the model's, or what the pool holds.
-    max_num_seqs, max_num_batched_tokens
-        Limits of a step; None for the release's defaults on this GPU.
-    engine_version
-        ``0.NN`` or ``0.NN.N``; releases before 0.8 are V0, and widen the interval.
-        ``5.17`` is transformers' continuous batching, whose rule is its own.
-    enforce_eager
-        Whether CUDA graphs are off.
-    num_gpu_blocks_override, kv_cache_memory_bytes
-        Blocks, or bytes of the pool; each wins over the formula, in this order.
-    weights_gib
-        Measured weights of a rank, in place of the count.
-    swap_space
-        GiB of CPU blocks (V0).
-    enable_prefix_caching
-        Whether states are kept at the ends of blocks.
-    async_scheduling
-        Whether two steps are in flight, for windows; None for the release's default.
-    disable_hybrid_kv_cache_manager
-        Whether windows keep all blocks.
-    mamba_cache_dtype, mamba_ssm_cache_dtype, gdn_prefill_backend
-        Of states: see `state_dtypes` and `checkpoint_options`.
-    prefix_match_unit
-        Tokens of which prefix hits are multiples, in models with states; or None.
-    num_speculative_tokens, speculative_method, draft_model
-        Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
-
-    Returns
-    -------
-    CapacityEstimate
-        The estimate with all its parts and an interval.
-
-    Raises
-    ------
-    CapacityError
-        When an argument is impossible, or the model leaves no room for the cache.
-    ConfigError
-        When the model or GPU is unknown.
-
-    Examples
-    --------
-    >>> from kvsim import estimate_capacity
-    >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
-    >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
-    (55191, 54329, 56052)
-    >>> round(pool.weights_bytes / 2**30, 2)
-    14.99
-    """
-    if isinstance(model, str):
-        model = load_model(model)
-    if isinstance(gpu, str):
-        gpu = load_gpu(gpu)
-    given = {
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    counts = {
-        **given,
-        "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
-        "block_size": block_size,
-        "num_gpu_blocks_override": num_gpu_blocks_override,
-        "num_speculative_tokens": num_speculative_tokens or None,
-        "data_parallel_size": data_parallel_size,
-    }
-    check_numbers(
-        counts,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        gpu_memory_utilization=gpu_memory_utilization,
-        weights_gib=weights_gib,
-        swap_space=swap_space,
-    )
-    experts = ExpertRanks(data_parallel_size, enable_expert_parallel)
-    check_parallelism(model, tensor_parallel_size, experts)
+def estimate_of(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
+    """Return the estimate of an engine by the rule of its release."""
     if is_transformers(engine_version):
-        minor = STAND_IN_MINOR
-        tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
-    elif is_sglang(engine_version):
-        minor = STAND_IN_MINOR
-        tokens, seqs = max_num_batched_tokens or MAX_PREFILL_TOKENS, max_num_seqs or 0
-    else:
-        minor = parse_engine_version(engine_version)
-        tokens, seqs = resolve_batch(model, gpu, minor, **given)
-    check_pipeline(model, pipeline_parallel_size, minor)
-    check_state_dtypes(
-        mamba_cache_dtype=mamba_cache_dtype,
-        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
-    )
-    check_prefix_match_unit(prefix_match_unit, minor)
-    standing = {
-        "gpu_memory_utilization": gpu_memory_utilization == DEFAULT_UTILIZATION,
-        "block_size": block_size == DEFAULT_BLOCK_SIZE,
-        "kv_cache_dtype": kv_cache_dtype == "auto",
-        "engine_version": engine_version == DEFAULT_ENGINE_VERSION,
-    }
-    if quantization:
-        quantization_scheme(quantization)
-    dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype, minor)
-    arguments = EngineArguments(
-        model=model,
-        gpu=gpu,
-        engine_minor=minor,
-        tensor_parallel_size=tensor_parallel_size,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        quantization=quantization or model.quantization,
-        max_model_len=max_model_len,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        enforce_eager=enforce_eager,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        weights_gib=weights_gib,
-        swap_space=swap_space,
-        enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=schedules_ahead(minor, pipeline_parallel_size)
-        if async_scheduling is None
-        else async_scheduling,
-        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
-        mamba_cache_dtype=mamba_cache_dtype,
-        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
-        gdn_prefill_backend=gdn_prefill_backend,
-        prefix_match_unit=prefix_match_unit,
-        num_speculative_tokens=num_speculative_tokens,
-        drafter=(
-            drafter_of(model, speculative_method, draft_model)
-            if num_speculative_tokens
-            else None
-        ),
-        experts=experts,
-        pipeline_parallel_size=pipeline_parallel_size,
-        defaults=(
-            *(name for name, value in given.items() if value is None),
-            *(name for name, stands in standing.items() if stands),
-        ),
-    )
-    if is_transformers(engine_version):
-        return _estimate_transformers(arguments, str(engine_version))
+        return _estimate_transformers(arguments, engine_version)
     if is_sglang(engine_version):
-        return _estimate_sglang(arguments, str(engine_version))
-    return _estimate(arguments, str(engine_version))
-
-
-def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
+        return _estimate_sglang(arguments, engine_version)
     _refuse_images_on_v0(arguments)
     stages = range(arguments.pipeline_parallel_size)
     return min(

@@ -23,11 +23,8 @@ from sim.hardware.capacity.arguments import (
     parse_engine_version,
     resolve_dtypes,
 )
-from sim.hardware.capacity.estimate import (
-    DEFAULT_ENGINE_VERSION,
-    estimate_capacity,
-)
 from sim.hardware.capacity.kernels import checkpoint_options
+from sim.hardware.capacity.keywords import DEFAULT_ENGINE_VERSION, estimate_capacity
 from sim.hardware.gpus import GIB, load_gpu
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, dtype_bytes
 from sim.hardware.models.bundled import load_model
