@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
 
 from sim.costs.collectives import all_reduce_s
+from sim.costs.efficiencies import Sharpness, soft_maximum
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.experts import RoutedExperts
 from sim.costs.graphs import padded
@@ -65,7 +65,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     ::
 
         T = num_decodes + num_prefill_tokens      R = num_decodes + num_prefills
-        soft(a, b) = sqrt(a² + b²)                all volumes are those of one rank
+        soft(a, b) = sqrt(a² + b²), or its fourth order; volumes are those of one rank
 
         gemm_s               soft(weight and activation bytes / bandwidth,
                                   2 · parameters · T / peak)
@@ -118,6 +118,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     and `columns`; see `sim.costs.base.pricer_of`.
     """
 
+    _sharpness: Sharpness = field(init=False, repr=False, default=2)
     _weights_s: float = _derived()
     _gemm_token_memory_s: float = _derived()
     _gemm_token_compute_s: float = _derived()
@@ -179,12 +180,22 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if peak is None:
             # weights alone are quantised: the kernel multiplies in bf16
             return self._peak(efficiency)
-        ratio = self.fp8_gemm_compute_efficiency / self.gemm_compute_efficiency
+        ratio = self.products(has_fp8=True).compute / self.products().compute
         return peak * efficiency * ratio
+
+    def _multiplies_fp8(self, scheme: QuantizationScheme | None) -> bool:
+        return (
+            scheme is not None
+            and scheme.quantized_activation
+            and not scheme.multiplies_fp4
+            and self.gpu.fp8_flops_per_s is not None
+        )
 
     def _derive_gemm(self) -> None:
         scheme = quantization_scheme(self.model.quantization)
-        bandwidth = self._bandwidth(self.gemm_bandwidth_efficiency)
+        products = self.products(has_fp8=self._multiplies_fp8(scheme))
+        self._sharpness = products.sharpness
+        bandwidth = self._bandwidth(products.bandwidth)
         dense, experts = Volume(), Volume()
         tp, ranks = self.tensor_parallel_size, self.expert_ranks()
         for tensor in weight_tensors(self.model, tp, experts=ranks):
@@ -195,7 +206,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._weights_s = dense.bytes / bandwidth
         self._gemm_token_memory_s = dense.activations * itemsize / bandwidth
         self._gemm_token_compute_s = self._compute_s(
-            dense, scheme, self.gemm_compute_efficiency
+            dense, scheme, self.products().compute
         )
         if not experts.elements:
             return
@@ -226,16 +237,15 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def _derive_attention(self) -> None:
         model, tp = self.model, self.tensor_parallel_size
         itemsize = self.kv_itemsize_bytes()
-        efficiency = (
-            self.fp8_decode_bandwidth_efficiency
-            if itemsize == 1
-            else self.decode_bandwidth_efficiency
-        )
+        reached = self.reached()
+        of_16_bits = reached["decode_bandwidth_efficiency"]
+        of_8_bits = reached["fp8_decode_bandwidth_efficiency"]
+        efficiency = of_8_bits if itemsize == 1 else of_16_bits
         peak = self._peak(self.prefill_attention_efficiency)
         bandwidth = self._bandwidth(efficiency)
         if is_mixture(model):
             self._is_bounded = True
-            memory = self._bandwidth(self.decode_bandwidth_efficiency)
+            memory = self._bandwidth(of_16_bits)
             states = state_layers(model, tp, bandwidth=memory, peak=self._peak(1.0))
             self.mixture = mixed_layers(self, states, bandwidth, peak)
             return
@@ -257,11 +267,12 @@ class RooflineCost(RooflineParameters, FormulaCost):
         model = self.model
         rows = -(-model.vocab_size // self.tensor_parallel_size)
         itemsize = dtype_bytes(model.dtype)
-        bandwidth = self._bandwidth(self.gemm_bandwidth_efficiency)
+        products = self.products()
+        bandwidth = self._bandwidth(products.bandwidth)
         elements = rows * model.hidden_size
         self._head_s = elements * itemsize / bandwidth
         self._head_row_memory_s = (rows + model.hidden_size) * itemsize / bandwidth
-        peak = self._peak(self.gemm_compute_efficiency)
+        peak = self._peak(products.compute)
         self._head_row_compute_s = 2.0 * elements / peak
         # every rank gathers all logits and samples
         sampled_bytes = model.vocab_size * self.sampler_bytes_per_logit
@@ -386,7 +397,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def _dense_s(self, num_tokens: int) -> float:
         memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
         compute_s = self._gemm_token_compute_s * num_tokens
-        return sqrt(memory_s * memory_s + compute_s * compute_s)
+        return soft_maximum(memory_s, compute_s, self._sharpness)
 
     def _experts_s(self, num_tokens: int) -> float:
         # tokens that fill a graph up are all alike, and choose the same experts
@@ -430,7 +441,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         """Return seconds of the output projection and of the sampler."""
         memory_s = self._head_s + self._head_row_memory_s * num_rows
         compute_s = self._head_row_compute_s * num_rows
-        projection_s = sqrt(memory_s * memory_s + compute_s * compute_s)
+        projection_s = soft_maximum(memory_s, compute_s, self.products().sharpness)
         return projection_s, self._sampler_row_s * num_rows
 
     # -- attention -----------------------------------------------------------------

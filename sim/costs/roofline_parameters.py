@@ -13,6 +13,15 @@ from sim.costs.checks import (
     share,
 )
 from sim.costs.collectives import reaching
+from sim.costs.efficiencies import (
+    BY_CHIP,
+    CHIP_SOURCE,
+    CHOICES,
+    COMMON,
+    Choice,
+    Products,
+    efficiencies_of,
+)
 from sim.costs.exchange import Exchange, Nodes, token_bytes
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
@@ -75,7 +84,10 @@ Link = str | dict[str, Any]
 
 
 def _parameter(
-    default: float, unit: str, source: str, interval: tuple[float, float] | None = None
+    default: float | None,
+    unit: str,
+    source: str,
+    interval: tuple[float, float] | None = None,
 ) -> Any:
     """Declare a parameter with what `describe` tells of it."""
     told: dict[str, Any] = {"unit": unit, "source": source}
@@ -104,6 +116,10 @@ class RooflineParameters:
     copied_block_bytes
         What copying a block on the GPU reads, and writes; injected where blocks are
         those of a pool of several kinds. None: keys and values of `block_size` tokens.
+    efficiencies
+        Where the next five come from that are not given: of all GPUs alike
+        (``common``), or of the chip's own kernel tables, where they were published
+        (``chip``); `sim.costs.efficiencies` has both.
     gemm_compute_efficiency, gemm_bandwidth_efficiency
         Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
     fp8_gemm_compute_efficiency
@@ -189,29 +205,30 @@ class RooflineParameters:
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
 
+    efficiencies: Choice = field(default="common", metadata=_CHOICE)
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
     launch_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
 
-    gemm_compute_efficiency: float = _parameter(
-        0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
+    gemm_compute_efficiency: float | None = _parameter(
+        None, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
     )
-    gemm_bandwidth_efficiency: float = _parameter(
-        0.86, "share", f"GEMMs with weights above 40 MB, {_AIC}"
+    gemm_bandwidth_efficiency: float | None = _parameter(
+        None, "share", f"GEMMs with weights above 40 MB, {_AIC}"
     )
-    fp8_gemm_compute_efficiency: float = _parameter(
-        0.5, "share", "FP8 GEMMs, aiconfigurator tables of h100 and h200"
+    fp8_gemm_compute_efficiency: float | None = _parameter(
+        None, "share", "FP8 GEMMs, aiconfigurator tables of h100 and h200"
     )
     moe_compute_efficiency: float = _parameter(
         0.5, "share", f"moe.csv of Qwen3-30B-A3B, {_RTX}"
     )
-    decode_bandwidth_efficiency: float = _parameter(
-        0.9, "share", f"decode attention beyond L2, {_AIC}; {_RTX}"
+    decode_bandwidth_efficiency: float | None = _parameter(
+        None, "share", f"decode attention beyond L2, {_AIC}; {_RTX}"
     )
-    fp8_decode_bandwidth_efficiency: float = _parameter(
-        0.73, "share", "decode attention, fp8 KV, aiconfigurator, h100 and h200"
+    fp8_decode_bandwidth_efficiency: float | None = _parameter(
+        None, "share", "decode attention, fp8 KV, aiconfigurator, h100 and h200"
     )
     decode_sequence_head_s: float = _parameter(
         15e-9, "s/(sequence*KV head)", f"decode attention, {_AIC}"
@@ -291,15 +308,12 @@ class RooflineParameters:
 
     def check(self) -> None:
         for parameter in fields(self):
-            if parameter.metadata.get("unit", "choice") == "choice":
-                continue
-            key, value = parameter.name, getattr(self, parameter.name)
-            if parameter.metadata["unit"] == "share":
-                setattr(self, key, share(key, value))
-            elif parameter.metadata["unit"] == "factor":
-                check_factor(key, at_least_zero(key, value))
-            elif value is not None:
-                at_least_zero(key, value)
+            self._check_number(parameter.name, parameter.metadata.get("unit", "choice"))
+        if self.efficiencies not in CHOICES:
+            raise ConfigError(
+                f"efficiencies must be one of {', '.join(CHOICES)}; "
+                f"got {self.efficiencies!r}"
+            )
         if self.step_overhead_s == 0.0:
             raise ConfigError(
                 "step_overhead_s must be > 0: an empty step costs host time; "
@@ -325,6 +339,31 @@ class RooflineParameters:
                 )
         if self.block_size < 1:
             raise ConfigError(f"block_size must be >= 1; got {self.block_size}")
+
+    def _check_number(self, key: str, unit: str) -> None:
+        if unit == "choice" or (value := getattr(self, key)) is None:
+            return
+        if unit == "share":
+            setattr(self, key, share(key, value))
+        elif unit == "factor":
+            check_factor(key, at_least_zero(key, value))
+        else:
+            at_least_zero(key, value)
+
+    def reached(self) -> dict[str, float]:
+        """Return what each efficiency of the GPU is, by its key."""
+        found = efficiencies_of(self.gpu, self.efficiencies).by_key()
+        given = ((key, getattr(self, key)) for key in found)
+        return found | {key: value for key, value in given if value is not None}
+
+    def products(self, *, has_fp8: bool = False) -> Products:
+        """Return what products of weights reach, in 16 bits or in 8."""
+        of_gpu = efficiencies_of(self.gpu, self.efficiencies)
+        own = of_gpu.fp8_products if has_fp8 else of_gpu.products
+        key = "fp8_gemm_compute_efficiency" if has_fp8 else "gemm_compute_efficiency"
+        given = self.gemm_bandwidth_efficiency
+        bandwidth = own.bandwidth if given is None else given
+        return Products(bandwidth, self.reached()[key], own.sharpness)
 
     def expert_ranks(self) -> ExpertRanks:
         return ExpertRanks(self.data_parallel_size, self.enable_expert_parallel)
@@ -389,7 +428,9 @@ class RooflineParameters:
 
     def expert_efficiencies(self) -> tuple[float, float]:
         """Return the shares of bandwidth and of peak that routed experts reach."""
-        usual = self.gemm_bandwidth_efficiency, self.moe_compute_efficiency
+        given = self.gemm_bandwidth_efficiency
+        memory = COMMON.products.bandwidth if given is None else given
+        usual = memory, self.moe_compute_efficiency
         if self.model.quantization != "mxfp4" or not self._is_data_centre():
             return usual
         return min(usual[0], _MXFP4_EXPERTS[0]), min(usual[1], _MXFP4_EXPERTS[1])
@@ -418,6 +459,16 @@ class RooflineParameters:
         rate = {"value": self.link_bytes_per_s, "unit": "B/s", "source": "given"}
         return rate | _COLLECTIVES
 
+    def _efficiencies_told(self) -> dict[str, Any] | None:
+        """Return whose efficiencies they are, where they are not those of all."""
+        if self.efficiencies == "common":
+            return None
+        is_known = self.gpu.family in BY_CHIP
+        return {
+            "of": self.gpu.family if is_known else "common",
+            "source": CHIP_SOURCE if is_known else "no table of this chip is published",
+        }
+
     def describe(self) -> dict[str, Any]:
         parameters = {
             parameter.name: {"value": getattr(self, parameter.name)}
@@ -426,8 +477,11 @@ class RooflineParameters:
             if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
+        for key, value in self.reached().items():
+            parameters[key]["value"] = value
         is_divided = self.data_parallel_size > 1
         chosen = {
+            "efficiencies": self._efficiencies_told(),
             "interconnect": self.interconnect,
             "network": self.network,
             "enable_expert_parallel": self.enable_expert_parallel,

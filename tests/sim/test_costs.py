@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 from sim.config.plug import build
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.base import STEP_PARTS, StepCost
+from sim.costs.efficiencies import soft_maximum
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
 from sim.hardware.capacity import estimate_capacity
-from sim.hardware.gpus import GpuSpec
+from sim.hardware.gpus import GpuSpec, load_gpu
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
-from sim.hardware.models.bundled import resolved_model
+from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape
 
@@ -292,6 +294,46 @@ def test_gemm_of_one_token_by_hand():
     compute_s = 2 * elements / 1e14
     cost = bare().step(decodes(1, 1))
     assert cost.gemm_s == pytest.approx(math.hypot(memory_s, compute_s))
+
+
+def chip(name: str, **given: Any) -> RooflineCost:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    return RooflineCost(model=model, gpu=load_gpu(name), efficiencies="chip", **given)
+
+
+def test_a_chip_has_its_own_efficiencies():
+    told = chip("h100_sxm").describe()
+    assert told["efficiencies"]["of"] == "h100"
+    values = {key: each["value"] for key, each in told["parameters"].items()}
+    assert values["gemm_bandwidth_efficiency"] == 0.88
+    assert values["gemm_compute_efficiency"] == 0.82
+    assert values["decode_bandwidth_efficiency"] == 0.93
+
+
+def test_what_is_given_beats_the_chip():
+    told = chip("h100_sxm", gemm_bandwidth_efficiency=0.5).describe()["parameters"]
+    assert told["gemm_bandwidth_efficiency"]["value"] == 0.5
+    assert told["gemm_compute_efficiency"]["value"] == 0.82
+
+
+def test_a_chip_without_tables_has_the_efficiencies_of_all():
+    unknown, model = chip("rtx_4090"), load_model("meta-llama/Llama-3.1-8B")
+    common = RooflineCost(model=model, gpu=load_gpu("rtx_4090"))
+    assert unknown.step(decodes(64, 1000)) == common.step(decodes(64, 1000))
+    assert unknown.describe()["efficiencies"]["of"] == "common"
+    assert "efficiencies" not in common.describe()
+
+
+def test_sharp_limits_add_less_where_both_bind():
+    assert soft_maximum(3.0, 4.0, 2) == 5.0
+    assert soft_maximum(3.0, 4.0, 4) == pytest.approx((3**4 + 4**4) ** 0.25)
+    assert soft_maximum(0.0, 4.0, 4) == 4.0
+
+
+def test_efficiencies_are_of_all_or_of_the_chip():
+    model = load_model("meta-llama/Llama-3.1-8B")
+    with pytest.raises(ConfigError, match=r"^efficiencies must be one of common, chip"):
+        RooflineCost(model=model, gpu=load_gpu("h100"), efficiencies="own")  # type: ignore[arg-type]
 
 
 def test_attention_by_hand():

@@ -59,6 +59,7 @@ class Variant:
 
 VARIANTS: Final = (
     Variant("all terms"),
+    Variant("all terms, efficiencies of the chip", cost={"efficiencies": "chip"}),
     Variant("without the link: the datasheet's rate", has_link=False),
     Variant("without graphs: no filling up", has_graphs=False),
     Variant("without host time a request", cost={"request_overhead_s": 0.0}),

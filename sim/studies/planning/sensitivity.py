@@ -14,8 +14,10 @@ import numpy as np
 
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
+from sim.costs.efficiencies import efficiencies_of
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
+from sim.hardware.gpus import load_gpu
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Effect, cost_rank, is_noise
 
@@ -122,18 +124,24 @@ def _resources(candidate: Candidate) -> Iterator[Lever]:
         if resource == "swap_bandwidth" and not _swaps(candidate):
             continue
         overrides = {
-            f"cost.{key}": min(1.0, _value(cost, key) * _RELAXED)
+            f"cost.{key}": min(1.0, _value(candidate, key) * _RELAXED)
             for key in _RATES.get(resource, ())
         } | {
-            f"cost.{key}": _value(cost, key) / _RELAXED
+            f"cost.{key}": _value(candidate, key) / _RELAXED
             for key in _TIMES.get(resource, ())
         }
         yield Lever(RESOURCE_WORDS[resource], "+10 %", overrides, resource)
 
 
-def _value(cost: Mapping[str, Any], key: str) -> float:
-    default = RooflineParameters.__dataclass_fields__[key].default
-    return float(cost.get(key, default))
+def _value(candidate: Candidate, key: str) -> float:
+    cost, gpu = candidate.run["cost"], load_gpu(candidate.run["engine"]["gpu"])
+    found = cost.get(key)
+    if found is None:
+        found = RooflineParameters.__dataclass_fields__[key].default
+    if found is None:
+        choice = cost.get("efficiencies", "common")
+        found = efficiencies_of(gpu, choice).by_key()[key]
+    return float(found)
 
 
 def _limits(candidate: Candidate) -> Iterator[Lever]:

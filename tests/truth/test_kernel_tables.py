@@ -1,0 +1,122 @@
+"""Efficiencies of the roofline against published tables of single kernels.
+
+The efficiencies were fitted to these tables. Held is that each chip has its own, in all
+sizes of a batch, and that no chip is better off with those of all.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import log
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sim.costs.efficiencies import BY_CHIP, COMMON, soft_maximum
+from sim.hardware.gpus import load_gpu
+from tests.shared import shared
+
+if TYPE_CHECKING:
+    from sim.costs.efficiencies import Efficiencies
+
+GPUS = ("h100_sxm", "h200_sxm")
+FEWEST_BYTES = 40e6
+"""Of weights; smaller ones are timed from the L2 cache."""
+PRODUCT_S = 3.5e-6
+ATTENTION_S = 14e-6
+"""What starting these kernels takes, which `layer_latency_s` has in a step."""
+BATCHES = ((1, 63), (64, 256), (257, 1024), (1025, 8192))
+
+
+@cache
+def products(gpu: str) -> pd.DataFrame:
+    """Return bytes, FLOPs and seconds of products, each octave of ``m`` alike."""
+    folder = shared(f"profiles/aiconfigurator/{gpu}/gemm")
+    table = pd.read_parquet(next(folder.glob("*/gemm_perf.parquet")))
+    table = table[table["gemm_dtype"] == "bfloat16"]
+    table = table.groupby(["m", "n", "k"], as_index=False)["latency"].median()
+    m, n, k = (table[key].astype(float) for key in "mnk")
+    found = pd.DataFrame(
+        {
+            "m": table["m"],
+            "bytes": 2.0 * (n * k + m * (n + k)),
+            "flops": 2.0 * m * n * k,
+            "seconds": 1e-3 * table["latency"],
+        }
+    )
+    is_large = (2.0 * n * k >= FEWEST_BYTES) & (m <= 8192) & (n >= 1024) & (k >= 1024)
+    found = found[is_large]
+    octaves = found.groupby(np.floor(np.log2(found["m"])), group_keys=False)
+    return pd.concat(
+        [octave.sample(min(len(octave), 100), random_state=0) for _, octave in octaves]
+    )
+
+
+def product_errors(gpu: str, reached: Efficiencies) -> list[tuple[int, float]]:
+    """Return ``m`` and the logarithm of predicted over measured, of each product."""
+    spec, own = load_gpu(gpu), reached.products
+    memory = own.bandwidth * spec.memory_bandwidth_bytes_per_s
+    peak = own.compute * spec.bf16_flops_per_s
+    found = []
+    for row in products(gpu).itertuples():
+        limits = row.bytes / memory, row.flops / peak
+        predicted_s = soft_maximum(*limits, own.sharpness) + PRODUCT_S
+        found.append((int(row.m), log(predicted_s / row.seconds)))
+    return found
+
+
+@cache
+def decodes(gpu: str) -> pd.DataFrame:
+    """Return bytes, pairs of sequence and KV head, and seconds of long decodes."""
+    folder = shared(f"profiles/aiconfigurator/{gpu}/attention")
+    table = pd.read_parquet(next(folder.glob("*/generation_attention_perf.parquet")))
+    for key, value in (
+        ("window_size", 0),
+        ("head_dim", 128),
+        ("kv_cache_dtype", "bfloat16"),
+    ):
+        if key in table:
+            table = table[table[key] == value]
+    pairs = table["batch_size"] * table["num_key_value_heads"]
+    moved = pairs * (table["isl"] + table["step"]) * 512.0
+    found = pd.DataFrame(
+        {"bytes": moved, "pairs": pairs, "seconds": 1e-3 * table["latency"]}
+    )
+    return found[found["bytes"] > 75e6]
+
+
+def decode_errors(gpu: str, reached: Efficiencies) -> list[float]:
+    memory = reached.decode_bandwidth * load_gpu(gpu).memory_bandwidth_bytes_per_s
+    return [
+        log((row.bytes / memory + 15e-9 * row.pairs + ATTENTION_S) / row.seconds)
+        for row in decodes(gpu).itertuples()
+    ]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_products_of_a_chip_are_right_at_every_batch(gpu: str) -> None:
+    errors = product_errors(gpu, BY_CHIP[load_gpu(gpu).family])
+    for fewest, most in BATCHES:
+        own = [error for m, error in errors if fewest <= m <= most]
+        assert abs(median(own)) < 0.035, (gpu, fewest, median(own))
+    assert fmean(abs(error) for _, error in errors) < 0.09
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_decodes_of_a_chip_are_right(gpu: str) -> None:
+    assert abs(median(decode_errors(gpu, BY_CHIP[load_gpu(gpu).family]))) < 0.03
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_no_chip_is_better_off_with_the_efficiencies_of_all(gpu: str) -> None:
+    own = BY_CHIP[load_gpu(gpu).family]
+    of_products = [
+        fmean(abs(error) for _, error in product_errors(gpu, each))
+        for each in (own, COMMON)
+    ]
+    of_decodes = [fmean(map(abs, decode_errors(gpu, each))) for each in (own, COMMON)]
+    assert of_products[0] < of_products[1]
+    assert of_decodes[0] <= of_decodes[1]
