@@ -131,10 +131,16 @@ class LRUTierPolicy(TierPolicy):
             self._list(chunks, access)
 
     def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+        ranked = map(self._lists.__getitem__, self._ranks)
+        return self._evict_of(ranked, num_chunks, num_holds)
+
+    def _evict_of(
+        self, ranked: Iterable[RequestAccess], num_chunks: int, num_holds: Ints
+    ) -> Ints:
+        """Give up chunks of these requests, which stand by rank, and have as many."""
         chosen: list[Ints] = []
         emptied: list[RequestAccess] = []
-        for rank in self._ranks:
-            access = self._lists[rank]
+        for access in ranked:
             num_chunks -= self._take(chosen, num_chunks, access, num_holds)
             if not access.ranked:
                 emptied.append(access)

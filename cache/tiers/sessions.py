@@ -142,17 +142,16 @@ class KeepTTL(LRUTierPolicy):
     ttl_s = 300.0
 
     def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
-        living = num_holds.copy()
+        old: list[RequestAccess] = []
         num_old = 0
         for rank in self._ranks:
             access = self._lists[rank]
-            ids, _ = self._own(access)
             if not access.is_finished:
-                living[ids] = 1
-            elif access.end_s + self.ttl_s > self.now_s:
+                continue
+            if access.end_s + self.ttl_s > self.now_s:
                 break
-            else:
-                num_old += int(np.count_nonzero(num_holds[ids] == 0))
+            old.append(access)
+            num_old += int(np.count_nonzero(num_holds[self._own(access)[0]] == 0))
             if num_old >= num_chunks:
-                return super().evict(num_chunks, living)
+                return self._evict_of(old, num_chunks, num_holds)
         return NO_INTS
