@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ class TierJob:
         Whether they are read from the device.
     keys
         Of the chunks.
+    client
+        Of the device.
     submit_s, begin_s, end_s
         When it was submitted, began and ended; NaN before.
     """
@@ -28,6 +30,7 @@ class TierJob:
     __slots__ = (
         "begin_s",
         "by_reader",
+        "client",
         "end_s",
         "is_load",
         "keys",
@@ -36,9 +39,10 @@ class TierJob:
         "submit_s",
     )
 
-    def __init__(self, keys: Sequence[int], *, is_load: bool) -> None:
+    def __init__(self, keys: Sequence[int], *, is_load: bool, client: int = 0) -> None:
         self.is_load = is_load
         self.keys = keys
+        self.client = client
         self.submit_s = self.begin_s = self.end_s = float("nan")
         self.rest_s = 0.0  # of latencies
         self.rest_bytes = 0.0
@@ -50,12 +54,22 @@ class TierJob:
         return self.end_s == self.end_s
 
 
+class _Threads:
+    """Those of a client, and the jobs that wait for one."""
+
+    def __init__(self, num_readers: int, num_writers: int) -> None:
+        self.num_idle = {True: num_readers, False: num_writers}
+        self.queues: dict[bool, deque[TierJob]] = {True: deque(), False: deque()}
+
+
 class TierDevice:
     """Jobs that threads work off, side by side, on a device of so much bandwidth.
 
-    A thread copies the chunks of its job one after the other: each takes the latency
-    and then its bytes, at an equal share of the bandwidth of its direction. Readers
-    take loads first, writers stores, and either takes the other's where it has none.
+    Each client has threads and a link of its own. A thread copies the chunks of its job
+    one after the other: each takes the latency and then its bytes, at an equal share of
+    the bandwidth of its direction; what a job cannot use, as its client's link is
+    narrower, goes to the others. Readers take loads first, writers stores, and either
+    takes the other's where it has none.
 
     Parameters
     ----------
@@ -67,6 +81,8 @@ class TierDevice:
         Of a chunk, before its first byte.
     num_readers, num_writers
         Threads: jobs at once.
+    client_bytes_per_s
+        Of the link of each client, each way; None for no narrower one.
 
     Attributes
     ----------
@@ -76,6 +92,8 @@ class TierDevice:
         Read and written so far, by `TierJob.is_load`.
     busy_s
         Seconds in which at least one job was under way.
+    ended
+        Jobs that have ended, in order; for its owner to take.
 
     Raises
     ------
@@ -97,11 +115,14 @@ class TierDevice:
         latency_s: float = 0.0,
         num_readers: int = 16,
         num_writers: int = 16,
+        client_bytes_per_s: float | None = None,
     ) -> None:
         rates = {
             "read_bytes_per_s": read_bytes_per_s,
             "write_bytes_per_s": write_bytes_per_s,
         }
+        if client_bytes_per_s is not None:
+            rates["client_bytes_per_s"] = client_bytes_per_s
         for name, rate in rates.items():
             if not 0 < rate < inf:
                 raise CacheConfigError(
@@ -120,18 +141,23 @@ class TierDevice:
         self._chunk_bytes = chunk_bytes
         self._rates = {True: read_bytes_per_s, False: write_bytes_per_s}
         self._latency_s = latency_s
-        self._num_idle = {True: num_readers, False: num_writers}
-        self._num_threads = num_readers + num_writers
-        self._queues: dict[bool, deque[TierJob]] = {True: deque(), False: deque()}
+        self._client_bytes_per_s = (
+            inf if client_bytes_per_s is None else client_bytes_per_s
+        )
+        self._num_threads = num_readers, num_writers
+        self._clients: dict[int, _Threads] = {}
         self._active: list[TierJob] = []
         self.now_s = 0.0
         self.num_bytes = {True: 0, False: 0}
         self.busy_s = 0.0
+        self.ended: list[TierJob] = []
 
     @property
     def num_jobs(self) -> int:
         """Jobs that have not ended."""
-        return len(self._active) + sum(map(len, self._queues.values()))
+        queues = (own.queues for own in self._clients.values())
+        waiting = (len(q[True]) + len(q[False]) for q in queues)
+        return len(self._active) + sum(waiting)
 
     def submit(self, job: TierJob, now_s: float) -> None:
         """Let a job begin now, or when a thread is idle."""
@@ -141,13 +167,26 @@ class TierDevice:
         num_bytes = self._chunk_bytes * len(job.keys)
         job.rest_bytes = float(num_bytes)
         self.num_bytes[job.is_load] += num_bytes
-        self._queues[job.is_load].append(job)
-        self._begin()
+        if job.client not in self._clients:
+            self._clients[job.client] = _Threads(*self._num_threads)
+        own = self._clients[job.client]
+        own.queues[job.is_load].append(job)
+        self._begin(own)
 
-    def _begin(self) -> None:
+    def cut(self, client: int, now_s: float) -> list[TierJob]:
+        """End the jobs of a client that has gone, done or not; return them."""
+        self.follow(now_s)
+        own = self._clients.pop(client, None)
+        if own is None:
+            return []
+        cut = [job for job in self._active if job.client == client]
+        self._active = [job for job in self._active if job.client != client]
+        return [*cut, *own.queues[True], *own.queues[False]]
+
+    def _begin(self, own: _Threads) -> None:
         """Give idle threads their jobs."""
-        idle = self._num_idle
-        for is_load, queue in self._queues.items():
+        idle = own.num_idle
+        for is_load, queue in own.queues.items():
             for by_reader in (is_load, not is_load):
                 while queue and idle[by_reader]:
                     job = queue.popleft()
@@ -155,14 +194,23 @@ class TierDevice:
                     job.by_reader, job.begin_s = by_reader, self.now_s
                     self._active.append(job)
 
-    def _bytes_per_s(self) -> dict[bool, float]:
-        """Return what each job that moves bytes has of its direction."""
-        moving = [job.is_load for job in self._active if job.rest_s <= 0]
-        num_loads = sum(moving)
-        return {
-            True: self._rates[True] / max(num_loads, 1),
-            False: self._rates[False] / max(len(moving) - num_loads, 1),
-        }
+    def _bytes_per_s(self) -> dict[tuple[bool, int], float]:
+        """Return what each job that moves bytes has, by direction and client."""
+        moving = Counter(
+            (job.is_load, job.client) for job in self._active if job.rest_s <= 0
+        )
+        found: dict[tuple[bool, int], float] = {}
+        for is_load, rate in self._rates.items():
+            left = rate
+            own = [(n, key) for key, n in moving.items() if key[0] is is_load]
+            num_left = sum(n for n, _ in own)
+            # Clients whose links are shared by most jobs are the narrowest.
+            for number, key in sorted(own, reverse=True):
+                share = min(left / num_left, self._client_bytes_per_s / number)
+                found[key] = share
+                left -= share * number
+                num_left -= number
+        return found
 
     def _next_s(self) -> float:
         """Return how long it goes on as it does."""
@@ -170,7 +218,9 @@ class TierDevice:
             return inf
         rates = self._bytes_per_s()
         return min(
-            job.rest_s if job.rest_s > 0 else job.rest_bytes / rates[job.is_load]
+            job.rest_s
+            if job.rest_s > 0
+            else job.rest_bytes / rates[job.is_load, job.client]
             for job in self._active
         )
 
@@ -192,19 +242,24 @@ class TierDevice:
         rates = self._bytes_per_s()
         self.now_s += span_s
         self.busy_s += span_s
-        ended = False
+        ended: dict[int, None] = {}  # clients
         for job in self._active:
             if job.rest_s > 0:
                 # What ends now has no rest, whatever rounding says.
                 job.rest_s = 0.0 if job.rest_s <= span_s else job.rest_s - span_s
-            elif job.rest_bytes / rates[job.is_load] <= span_s:
-                job.end_s, ended = self.now_s, True
-                self._num_idle[job.by_reader] += 1
+                continue
+            rate = rates[job.is_load, job.client]
+            if job.rest_bytes / rate <= span_s:
+                job.end_s = self.now_s
+                self._clients[job.client].num_idle[job.by_reader] += 1
+                self.ended.append(job)
+                ended[job.client] = None
             else:
-                job.rest_bytes -= span_s * rates[job.is_load]
+                job.rest_bytes -= span_s * rate
         if ended:
             self._active = [job for job in self._active if not job.has_ended]
-            self._begin()
+            for client in ended:
+                self._begin(self._clients[client])
 
     def check(self) -> None:
         """Prove that each thread has a job or is idle, and that none idles in vain.
@@ -214,14 +269,17 @@ class TierDevice:
         InvariantError
             With the rule that is broken.
         """
-        num_idle = sum(self._num_idle.values())
-        require(
-            len(self._active) + num_idle == self._num_threads
-            and min(self._num_idle.values()) >= 0,
-            f"tier: {len(self._active)} jobs and {num_idle} idle threads are not "
-            f"{self._num_threads} threads",
-        )
-        require(
-            not (num_idle and any(self._queues.values())),
-            "tier: a job waits although a thread is idle",
-        )
+        num_threads = sum(self._num_threads)
+        for client, own in self._clients.items():
+            num_active = sum(job.client == client for job in self._active)
+            num_idle = sum(own.num_idle.values())
+            require(
+                num_active + num_idle == num_threads
+                and min(own.num_idle.values()) >= 0,
+                f"tier: {num_active} jobs and {num_idle} idle threads are not "
+                f"{num_threads} threads",
+            )
+            require(
+                not (num_idle and any(own.queues.values())),
+                "tier: a job waits although a thread is idle",
+            )

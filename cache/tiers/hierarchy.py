@@ -86,6 +86,8 @@ class TierHierarchy:
     def __init__(self, host: CPUTier, tiers: Mapping[str, SecondaryTier]) -> None:
         self.host = host
         self.tiers = tiers
+        self._clients = {name: tier.join() for name, tier in tiers.items()}
+        self._has_left = False
         self.now_s = 0.0
         self.on_end: Callable[[InFlight], None] | None = None
         self.num_promoted_chunks: Counter[str] = Counter()
@@ -119,13 +121,12 @@ class TierHierarchy:
         """Note what has ended by now, in seconds; say whether any of it was a load."""
         self.now_s = now_s
         for tier in self.tiers.values():
-            tier.device.follow(now_s)
+            tier.follow(now_s)
         ended = [each for each in self._in_flight if each.job.has_ended]
         if not ended:
             return False
         self._in_flight = [each for each in self._in_flight if not each.job.has_ended]
         for each in ended:
-            self.tiers[each.tier].complete(each.job, each.job.end_s)
             if each.job.is_load:
                 self.host.complete_store(each.held)
             else:
@@ -219,8 +220,7 @@ class TierHierarchy:
         """End a call of the scheduler: what was asked for begins to be read."""
         for (name, access), places in self._promoting.items():
             self.num_promoted_chunks[name] += len(places)
-            job = TierJob([*places], is_load=True)
-            self._submit(name, job, [*places.values()], access)
+            self._submit(name, [*places], [*places.values()], access, is_load=True)
         self._promoting = {}
         for tier in self.tiers.values():
             tier.end_call(self.now_s)
@@ -228,10 +228,13 @@ class TierHierarchy:
     def _submit(
         self,
         name: str,
-        job: TierJob,
+        keys: Sequence[int],
         held: Sequence[int] | Ints,
         access: RequestAccess,
+        *,
+        is_load: bool,
     ) -> None:
+        job = TierJob(keys, is_load=is_load, client=self._clients[name])
         self.tiers[name].device.submit(job, self.now_s)
         self._in_flight.append(InFlight(name, job, held, access))
 
@@ -244,17 +247,33 @@ class TierHierarchy:
         access: RequestAccess,
     ) -> None:
         """Write chunks that have reached these places to the tiers behind the host."""
+        if self._has_left:
+            return
         for name, tier in self.tiers.items():
             taken = tier.prepare_store(keys, self.now_s)
             if taken:
                 self.host.hold(chunk_ids)
-                self._submit(name, TierJob(taken, is_load=False), chunk_ids, access)
+                self._submit(name, taken, chunk_ids, access, is_load=False)
 
     def finish(self, access: RequestAccess) -> None:
         """Note a request that has ended, and whose stores have reached the host."""
         self._sources.pop(access, None)
         for tier in self.tiers.values():
             tier.finish(access)
+
+    def leave(self, now_s: float) -> None:
+        """Let go of all tiers: the engine has died, and with it what was on its way."""
+        for name, tier in self.tiers.items():
+            tier.leave(self._clients[name], now_s)
+        for each in self._in_flight:  # the host's own books, gone with it
+            let_go = (
+                self.host.complete_store
+                if each.job.is_load
+                else self.host.complete_load
+            )
+            let_go(each.held)
+        self._in_flight = []
+        self._has_left = True
 
     # -- proof ----------------------------------------------------------------
 

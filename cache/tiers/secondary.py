@@ -39,8 +39,8 @@ class SecondaryTier:
         Room.
     read_bytes_per_s, write_bytes_per_s, latency_s
         See `TierDevice`.
-    num_readers, num_writers
-        See `TierDevice`: the depth of its queue, each way.
+    num_readers, num_writers, client_bytes_per_s
+        See `TierDevice`: the depth of its queue each way, and the link of each client.
     ttl_s
         Seconds for which a chunk is kept after its latest use; None for ever.
 
@@ -65,6 +65,8 @@ class SecondaryTier:
     (`SecondaryTierManager`).
     """
 
+    is_shared = False
+    """Whether all engines of a fleet have it together, or each has its own."""
     evicts = True
     """Whether chunks make room for others; if not, what finds no room is not stored."""
 
@@ -78,6 +80,7 @@ class SecondaryTier:
         latency_s: float = 0.0,
         num_readers: int = 16,
         num_writers: int = 16,
+        client_bytes_per_s: float | None = None,
         ttl_s: float | None = None,
     ) -> None:
         if not capacity_bytes >= chunk_bytes:
@@ -97,7 +100,9 @@ class SecondaryTier:
             latency_s=latency_s,
             num_readers=num_readers,
             num_writers=num_writers,
+            client_bytes_per_s=client_bytes_per_s,
         )
+        self._num_clients = 0
         self.num_chunks = (
             int(capacity_bytes // chunk_bytes) if capacity_bytes < inf else 2**62
         )
@@ -138,17 +143,46 @@ class SecondaryTier:
         """Hold a chunk that is there for a job that is to read it."""
         self._readers[key] = self._readers.get(key, 0) + 1
 
+    def join(self) -> int:
+        """Return the number of a client that begins to use it."""
+        self._num_clients += 1
+        return self._num_clients - 1
+
+    def leave(self, client: int, now_s: float) -> None:
+        """Drop what is on its way to or from a client that has gone."""
+        cut = self.device.cut(client, now_s)
+        self.follow(now_s)
+        for job in cut:
+            if job.is_load:
+                self._let_go(job)
+            else:
+                self._writing.difference_update(job.keys)
+
+    def follow(self, now_s: float) -> None:
+        """Let jobs go on until a time, and note those that have ended by then."""
+        device = self.device
+        device.follow(now_s)
+        if device.ended:
+            ended, device.ended = device.ended, []
+            for job in ended:
+                self.complete(job, job.end_s)
+
     def complete(self, job: TierJob, now_s: float) -> None:
         """Note a job that has ended; the last chunk of it counts as used first."""
+        if job.is_load:
+            self._let_go(job)
         for key in reversed(job.keys):
             if job.is_load:
-                self._readers[key] -= 1
-                if not self._readers[key]:
-                    del self._readers[key]
                 del self._used_s[key]  # to stand last
             else:
                 self._writing.remove(key)
             self._used_s[key] = now_s
+
+    def _let_go(self, job: TierJob) -> None:
+        for key in job.keys:
+            self._readers[key] -= 1
+            if not self._readers[key]:
+                del self._readers[key]
 
     def end_call(self, now_s: float) -> None:
         """Note that a call of the scheduler ends."""
@@ -316,15 +350,20 @@ class FileSystemTier(SecondaryTier):
 class PoolTier(SecondaryTier):
     """A server's memory at the end of a network link, as LMCache and Mooncake have it.
 
-    What is there is known at once. The chunk that was used last goes last.
+    What is there is known at once, to all engines of a fleet. The chunk that was used
+    last goes last.
 
     Parameters
     ----------
     chunk_bytes, capacity_bytes, read_bytes_per_s, write_bytes_per_s, latency_s, ttl_s
-        See `SecondaryTier`; of the link, each way.
+        See `SecondaryTier`; of the server's link, which all engines share.
     queue_depth
-        Jobs at once, each way.
+        Jobs of an engine at once, each way.
+    client_bytes_per_s
+        Of the link of each engine, each way; None for no narrower one.
     """
+
+    is_shared = True
 
     def __init__(
         self,
@@ -336,6 +375,7 @@ class PoolTier(SecondaryTier):
         latency_s: float = 0.00002,
         ttl_s: float | None = None,
         queue_depth: int = 8,
+        client_bytes_per_s: float | None = None,
     ) -> None:
         super().__init__(
             chunk_bytes,
@@ -345,6 +385,7 @@ class PoolTier(SecondaryTier):
             latency_s=latency_s,
             num_readers=queue_depth,
             num_writers=queue_depth,
+            client_bytes_per_s=client_bytes_per_s,
             ttl_s=ttl_s,
         )
 

@@ -148,6 +148,13 @@ class EngineConfig(ConfigTable):
         return self.enable_prefix_caching
 
     @property
+    def has_tier(self) -> bool:
+        """Whether there is a tier behind the pool."""
+        return self.kv_offloading_size is not None or (
+            self.kv_transfer_config is not None
+        )
+
+    @property
     def schedules_ahead(self) -> bool:
         """Whether steps are formed one ahead, as given or by the release's default."""
         own = GENERATIONS.get(self.scheduler_kind)

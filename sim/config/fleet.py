@@ -23,12 +23,7 @@ _SHARED: Final = {
 }
 """Keys of the engine that all pools share, and why."""
 
-ALONE: Final = (
-    "data_parallel_size",
-    "speculative_config",
-    "kv_offloading_size",
-    "kv_transfer_config",
-)
+ALONE: Final = ("data_parallel_size", "speculative_config")
 """Keys of engines that are not built in fleets."""
 
 

@@ -79,6 +79,7 @@ class RunConfig(ConfigTable):
                     f"fleet.pools.{place}.role: prefill and decode pools are built of "
                     f"the v1 generation, got {name}; set engine.scheduler to v1"
                 )
+            self._check_tier(engine, pool)
             for key in ALONE:
                 if (given := getattr(engine, key)) not in (1, None):
                     raise ValueError(
@@ -86,6 +87,22 @@ class RunConfig(ConfigTable):
                         f"{shortened(given)}; remove one of them"
                     )
         return self
+
+    def _check_tier(self, engine: EngineConfig, pool: PoolTable) -> None:
+        """Refuse tiers of some engines of a fleet only, and of engines with a role."""
+        if not engine.has_tier and not self.engine.has_tier:
+            return
+        if pool.role != "serve":
+            raise ValueError(
+                f"fleet: a tier behind the pools of {pool.role} engines is not built; "
+                f"remove kv_offloading_size and kv_transfer_config, or the roles"
+            )
+        if engine.has_tier is not self.engine.has_tier:
+            raise ValueError(
+                f"fleet.pools: all engines have a tier behind their pool or none has; "
+                f"give kv_offloading_size in engine, and another size in pool "
+                f"{pool.name} if you like"
+            )
 
     def engine_of(self, pool: PoolTable) -> EngineConfig:
         """Return the engines of a pool: what all share, and the pool's own keys."""

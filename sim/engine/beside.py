@@ -39,6 +39,9 @@ class Beside(ABC):
     def join(self, batches: Any) -> None:  # noqa: B027 - most have one step in flight
         """Take note of the steps in flight, where there may be several."""
 
+    def leave(self) -> None:  # noqa: B027 - most share nothing
+        """Let go of what engines share: this one has died."""
+
     @property
     @abstractmethod
     def has_news(self) -> bool:

@@ -112,6 +112,10 @@ class OffloadedSteps(Beside):
         if self._behind is not None:
             self._behind.on_end = transfers.note_behind
 
+    def leave(self) -> None:
+        if self._behind is not None:
+            self._behind.leave(self._formed_s)
+
     @property
     def has_news(self) -> bool:
         return bool(self._polled)

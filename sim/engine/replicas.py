@@ -331,6 +331,8 @@ class Replicas(Engines):
         engine = self.engines[place]
         for request in [*engine.recorder.active.values()]:
             engine.abort(request, DIED, goes_on=event.retries)
+        if engine.beside is not None:
+            engine.between_steps(engine.beside.leave)
         engine.between_steps(partial(self._move, place, ReplicaState.OFF))
         engine.close_arrivals()
 

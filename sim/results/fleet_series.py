@@ -173,7 +173,7 @@ def _transfers(recording: Recording, num_places: int, times_s: Floats) -> Intege
     """Return by place and time how many prompts were being read."""
     pulls = recording.transfer_table
     found = np.zeros((num_places, len(times_s)), np.int64)
-    if pulls is not None and "engine" in pulls.kinds:
+    if pulls is not None and "prefill_engine" in pulls.kinds:
         for place in np.unique(pulls["engine"]):
             own = pulls["engine"] == place
             pairs = zip(pulls["begin_s"][own], pulls["end_s"][own], strict=True)

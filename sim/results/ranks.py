@@ -5,7 +5,7 @@ They are the data-parallel ranks of one engine, or the engines of a fleet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from sim.results.step_table import MemorySteps
 from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies
 from sim.results.totals import StepTotals
+from sim.results.transfers import OffloadRecorder, joined_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -222,7 +223,13 @@ class RankRecorders:
         recordings = [each.finish(now_s) for each in self.of_rank]
         steps = self._shared.table
         assert steps is not None
-        return merged(recordings, steps, self.part)
+        whole = merged(recordings, steps, self.part)
+        tiers = [each.tier_table for each in recordings if each.tier_table is not None]
+        if not tiers:
+            return whole
+        logs = [e.transfers for e in self.of_rank if isinstance(e, OffloadRecorder)]
+        shared = frozenset[str]().union(*(log.shared for log in logs))
+        return replace(whole, tier_table=joined_tiers(tiers, shared))
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,7 @@ def merged(
     """Return what all ranks recorded as one, requests by id and others in time."""
     groups = [each.group_table for each in recordings]
     found = [table for table in groups if table is not None]
+    copies = [e.transfer_table for e in recordings if e.transfer_table is not None]
     trees = [each.tree_table for each in recordings if each.tree_table is not None]
     return RankedRecording(
         step_table=steps,
@@ -271,6 +279,7 @@ def merged(
         occupancy_s=sum(each.occupancy_s for each in recordings),
         group_table=_joined(found, "time_s", part) if found else None,
         tree_table=_joined(trees, "time_s", part) if trees else None,
+        transfer_table=_joined(copies, "begin_s", part) if copies else None,
         parts=tuple(recordings),
     )
 

@@ -14,11 +14,11 @@ from sim.results.recorder import Recorder, Recording
 from sim.results.table import ResultTable, arrow_table, to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from cache.tiers import SecondaryTier
+    from cache.tiers import SecondaryTier, TierHierarchy
     from cache.tiers.hierarchy import InFlight
     from sim.results.step_table import Batch
     from sim.scheduler.v1.connectors.base import TransferJob
@@ -93,6 +93,15 @@ class TransferLog:
             self._tier_s.append(now_s)
             self._tier.extend(places)
 
+    def renew(self, behind: TierHierarchy | None) -> None:
+        """Take note of the tiers of an engine that takes the place of another."""
+        self._behind = {} if behind is None else behind.tiers
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Names of the tiers behind the host that other engines have, too."""
+        return frozenset(n for n, tier in self._behind.items() if tier.is_shared)
+
     def transfer_table(self) -> ResultTable:
         """Return a row a copy, by number."""
         facts = np.frombuffer(self._facts, np.int64).reshape(-1, 3)
@@ -134,6 +143,29 @@ class TransferLog:
         return usage
 
 
+def joined_tiers(tables: Sequence[ResultTable], shared: Collection[str]) -> ResultTable:
+    """Return what the tiers of a fleet's engines hold together, in order of time.
+
+    Parameters
+    ----------
+    tables
+        Of the engines.
+    shared
+        Names of tiers that all have: each engine tells of the same chunks.
+    """
+    order = np.argsort(np.concatenate([t["time_s"] for t in tables]), kind="stable")
+    kinds = dict(tables[0].kinds)
+    columns: dict[str, Any] = {}
+    for name in kinds:
+        told = [table[name] for table in tables]
+        if name == "time_s" or name[4:-7] in shared:
+            columns[name] = np.concatenate(told)[order]
+        else:  # by how much each changes
+            changes = [np.diff(each, prepend=0) for each in told]
+            columns[name] = np.cumsum(np.concatenate(changes)[order])
+    return ResultTable(arrow_table(columns, kinds), kinds)
+
+
 class OffloadRecorder(Recorder):
     """A `Recorder` of an engine with a tier behind its pool.
 
@@ -158,11 +190,12 @@ class OffloadRecorder(Recorder):
         copies, tier = self.transfers.transfer_table(), self.transfers.tier_table()
         table = recording.request_table
         ids = table["request_id"]
-        num_tokens = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
         is_load = np.isin(copies["kind"], LOADS)
-        np.add.at(
-            num_tokens, copies["request_id"][is_load], copies["num_tokens"][is_load]
-        )
+        loaded = copies["request_id"][is_load]
+        # Some go on elsewhere, and have no row here.
+        most = max(ids.max(initial=-1), loaded.max(initial=-1))
+        num_tokens = np.zeros(int(most) + 1, np.int64)
+        np.add.at(num_tokens, loaded, copies["num_tokens"][is_load])
         arrow = table.arrow.append_column(
             "num_loaded_tokens", to_arrow(num_tokens[ids])
         )
@@ -184,10 +217,25 @@ def busy_s(begin_s: Floats, end_s: Floats) -> float:
     return float(np.maximum(end_s - fresh_s, 0.0).sum())
 
 
+def _mean_busy_s(recording: Recording, kinds: Sequence[str]) -> float:
+    """Return for how long something was copied, of a fleet the mean of its engines."""
+    parts = getattr(recording, "parts", ()) or (recording,)
+    found = []
+    for part in parts:
+        copies = part.transfer_table
+        assert copies is not None
+        rows = np.isin(np.asarray(copies["kind"]), kinds)
+        found.append(busy_s(copies["begin_s"][rows], copies["end_s"][rows]))
+    return sum(found) / len(found)
+
+
 def transfer_numbers(
     recording: Recording, num_chunks: int, duration_s: float
 ) -> dict[str, Any]:
-    """Return what was copied, how busy the link was, and how full the tier."""
+    """Return what was copied, how busy the link was, and how full the tier.
+
+    Of a fleet, all engines together, and the mean over their links.
+    """
     copies, tier = recording.transfer_table, recording.tier_table
     assert copies is not None
     assert tier is not None
@@ -210,9 +258,7 @@ def transfer_numbers(
                 if seconds.sum() > 0
                 else None
             ),
-            f"{name}_link_utilisation": busy_s(
-                copies["begin_s"][rows], copies["end_s"][rows]
-            )
+            f"{name}_link_utilisation": _mean_busy_s(recording, of)
             / max(duration_s, 1e-300),
         }
     return numbers

@@ -26,9 +26,11 @@ from sim.errors import ConfigError
 from sim.results.fleet_series import absences, series, state_spans
 from sim.results.fleets import engine_numbers, gpu_hours, imbalance
 from sim.results.ranks import merged
+from sim.results.transfers import OffloadRecorder
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
 from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
+from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
@@ -79,6 +81,7 @@ def make_schedulers(
             specs=specs,
             on_clock=on_clock,
             kv_transfer=transfer_settings(pool),
+            shared_tiers=pool.shared_tiers,
         )
         schedulers.append(scheduler)
     return schedulers
@@ -220,6 +223,8 @@ class Fleet:
         """
         if type(self.router) not in BLIND or self.comes_and_goes:
             return None
+        if any(pool.shared_tiers for pool in self.pools):
+            return None
         deal = _Deal(requests_of(factory, self._specs), self.router.choose)
         shares = [deal.share(place) for place in range(len(self.schedulers))]
         deal.queues.extend(deque() for _ in shares)
@@ -324,8 +329,15 @@ class Fleet:
         self, place: int, scheduler: Scheduler, cost_model: CostModel
     ) -> Beside | None:
         """Return what runs beside the steps of an engine."""
-        del place, scheduler, cost_model
-        return None
+        recorder, pool = self._recorders.of_rank[place], self._owners[place]
+        if not isinstance(recorder, OffloadRecorder):
+            return None
+        own: Any = scheduler
+        recorder.transfers.renew(own.connector.behind)
+        return offloaded_steps(
+            *(pool.config, scheduler, cost_model, pool.capacity, recorder),
+            *(self._specs, place),
+        )
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         """Return a recording with what only a fleet has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from sim.costs.transfers import (
     Swapping,
 )
 from sim.engine.links import LinkRules
-from sim.engine.offloading import Worker
+from sim.engine.offloading import OffloadedSteps, Worker
+from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.errors import ConfigError
 from sim.results.transfers import TransferLog
 from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -33,32 +35,33 @@ if TYPE_CHECKING:
     from sim.costs.transfers import Transfer
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+    from sim.results.transfers import OffloadRecorder
     from workloads.spec import RequestSpec
 
 _GIB = 2**30
 _SESSION_POLICIES = ("pin_shared", "session_end", "next_use")
 _EXTRA = "kv_transfer_config.kv_connector_extra_config"
 
-
-def has_tier(engine: EngineConfig) -> bool:
-    """Whether an engine has a tier behind its pool."""
-    return (
-        engine.kv_offloading_size is not None or engine.kv_transfer_config is not None
-    )
+SharedTiers = dict[str, SecondaryTier]
+"""Tiers that engines of a fleet have together, by what they were made from."""
 
 
 def offload_settings(
-    engine: EngineConfig, capacity: CapacityEstimate, model: ModelArchitecture
+    engine: EngineConfig,
+    capacity: CapacityEstimate,
+    model: ModelArchitecture,
+    shared: SharedTiers | None = None,
 ) -> OffloadSettings | None:
     """Return what schedulers are told of the tier; None for none.
+
+    Tiers that a fleet shares are taken from `shared`, or put there.
 
     Raises
     ------
     ConfigError
         If the tier holds no chunk, or chunks are no whole blocks.
     """
-    if not has_tier(engine):
+    if not engine.has_tier:
         return None
     table = engine.kv_transfer_config or KVTransferTable()
     extra = table.extra
@@ -87,12 +90,14 @@ def offload_settings(
         kv_load_failure_policy=table.kv_load_failure_policy,
         eviction_ttl_s=extra.eviction_ttl_s,
         stores=_rate(engine, "store") != 0 and _rate(engine, "load") != 0,
-        secondary_tiers=_tiers_behind(extra, chunk_bytes_of(block_bytes, size)),
+        secondary_tiers=_tiers_behind(
+            extra, chunk_bytes_of(block_bytes, size), {} if shared is None else shared
+        ),
     )
 
 
 def _tiers_behind(
-    extra: ConnectorExtraTable, chunk_bytes: int
+    extra: ConnectorExtraTable, chunk_bytes: int, shared: SharedTiers
 ) -> dict[str, SecondaryTier]:
     """Return the tiers behind the host by their type, or class, in order."""
     tiers: dict[str, SecondaryTier] = {}
@@ -106,8 +111,11 @@ def _tiers_behind(
             )
         kind = table["type"]
         context = {"chunk_bytes": chunk_bytes}
+        made_from = f"{place} {chunk_bytes} {json.dumps(table, sort_keys=True)}"
         try:
-            tier = build(SECONDARY_TIERS, {"kind": kind} | given, where, context)
+            tier = shared.get(made_from)
+            if tier is None:
+                tier = build(SECONDARY_TIERS, {"kind": kind} | given, where, context)
         except CacheError as error:
             raise ConfigError(f"{where}: {error}") from error
         except ConfigError as error:  # the release's key for a kind
@@ -118,6 +126,8 @@ def _tiers_behind(
                 f"{where}.type: a tier is a class with cache.tiers.SecondaryTier as "
                 f"its base, got {kind!r}"
             )
+        if tier.is_shared:
+            shared[made_from] = tier
         name = str(kind).rpartition(":")[2]
         tiers[name if name not in tiers else f"{name}_{place}"] = tier
     return tiers
@@ -181,9 +191,12 @@ def _rate(engine: EngineConfig, way: str) -> float | None:
 
 
 def make_worker(
-    config: RunConfig, cost_model: CostModel, capacity: CapacityEstimate
+    config: RunConfig,
+    cost_model: CostModel,
+    capacity: CapacityEstimate,
+    place: int | None = None,
 ) -> Worker:
-    """Construct what copies.
+    """Construct what copies, of an engine at a place of a fleet, if it is one.
 
     Raises
     ------
@@ -214,7 +227,7 @@ def make_worker(
         kernel_step_factor=KERNEL_STEP_FACTOR,
     )
     rate = link.load_failure_rate
-    fails = _Failures(config.seed, rate) if rate else None
+    fails = _Failures(config.seed, rate, place) if rate else None
     return Worker(way("load"), way("store"), rules, fails)
 
 
@@ -232,8 +245,9 @@ def _swapping_of(cost_model: CostModel) -> Swapping | None:
 class _Failures:
     """Lets a share of the loads fail, each at a block of its own."""
 
-    def __init__(self, seed: int, rate: float) -> None:
-        self._generator = Streams(seed).generator("offloading failures")
+    def __init__(self, seed: int, rate: float, place: int | None) -> None:
+        own = "" if place is None else f" {place}"
+        self._generator = Streams(seed).generator(f"offloading failures{own}")
         self._rate = rate
 
     def __call__(self, num_blocks: int) -> int | None:
@@ -241,8 +255,27 @@ class _Failures:
         return int(place * num_blocks) if chance < self._rate else None
 
 
+def offloaded_steps(  # noqa: PLR0917 - the parts of a run
+    config: RunConfig,
+    scheduler: Any,
+    cost_model: CostModel,
+    capacity: CapacityEstimate,
+    recorder: OffloadRecorder,
+    specs: Sequence[RequestSpec],
+    place: int | None = None,
+) -> OffloadedSteps:
+    """Return what copies beside the steps of an engine; see `make_worker`."""
+    if wants_hints(config.engine):
+        scheduler.connector.hints = session_hints(specs)
+    worker = make_worker(config, cost_model, capacity, place)
+    is_ahead = config.engine.schedules_ahead
+    return (AheadOffloadedSteps if is_ahead else OffloadedSteps)(
+        *(scheduler, worker, cost_model, recorder.steps, recorder.transfers)
+    )
+
+
 def transfer_log(
-    engine: EngineConfig, capacity: CapacityEstimate, scheduler: ConnectorScheduler
+    engine: EngineConfig, capacity: CapacityEstimate, scheduler: Any
 ) -> TransferLog:
     """Return what is told of copies."""
     tier = scheduler.connector.tier

@@ -45,6 +45,7 @@ def counters(  # noqa: PLR0917 - the parts of a run
     recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
     drafting = [each for each in recorders if isinstance(each, DraftRecorder)]
     told = ranks.merged_counters([scheduler.summary() for scheduler in schedulers])
+    told |= _tiers_behind(schedulers)
     if drafting:
         told |= draft_numbers(drafting, num_usable_blocks, now_s)
     if isinstance(recorder, Recorder) or recorder.part == "engine":
@@ -52,13 +53,39 @@ def counters(  # noqa: PLR0917 - the parts of a run
     return told | ranks.numbers_of_ranks(recording, recorder, schedulers, now_s, lock)
 
 
+def _tiers_behind(schedulers: Sequence[Any]) -> dict[str, Any]:
+    """Return what is told of the tiers behind the hosts of several engines."""
+    if len(schedulers) == 1:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for scheduler in schedulers:
+        behind = getattr(getattr(scheduler, "connector", None), "behind", None)
+        if behind is None:
+            continue
+        told = scheduler.connector.summary()["secondary_tiers"]
+        for name, numbers in told.items():
+            is_shared = behind.tiers[name].is_shared
+            whole = found.setdefault(name, {"is_shared": is_shared})
+            for key, number in numbers.items():
+                if is_shared and key not in _OF_ENGINES:  # all tell of the same
+                    whole[key] = number
+                else:
+                    whole[key] = whole.get(key, 0) + number
+    return {"secondary_tiers": found} if found else {}
+
+
+_OF_ENGINES = ("num_loaded_tokens", "num_promoted_chunks")
+
+
 def tier(
     recorder: Recorder | RankRecorders, recording: Recording, now_s: float
 ) -> dict[str, Any]:
     """Return what the tier behind the pool held and moved, where there is one."""
-    if not isinstance(recorder, OffloadRecorder):
+    recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
+    logs = [each.transfers for each in recorders if isinstance(each, OffloadRecorder)]
+    if not logs:
         return {}
-    return transfer_numbers(recording, recorder.transfers.num_chunks, now_s)
+    return transfer_numbers(recording, sum(log.num_chunks for log in logs), now_s)
 
 
 def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.base import Scheduler
+    from sim.simulation.offloading import SharedTiers
 
 IN_FLIGHT = "several steps are in flight"
 """Reason of a stepwise run whose decodes are looked at one by one for that."""
@@ -52,6 +53,9 @@ class Pool:
         One for each engine.
     role
         What they do for a fleet.
+    shared_tiers
+        Tiers that all engines of the fleet have together, of all pools, as they are
+        made.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Pool:
     cost_model: CostModel = field(init=False)
     schedulers: list[Scheduler] = field(default_factory=list)
     role: str = "serve"
+    shared_tiers: SharedTiers | None = None
 
     @property
     def engine(self) -> EngineConfig:
@@ -105,12 +110,14 @@ def pools_of(config: RunConfig) -> list[Pool]:
     """
     if config.fleet is None:
         return [_pool("", config, config.engine.data_parallel_size)]
+    shared: SharedTiers = {}
     return [
         _pool(
             pool.name,
             config.model_copy(update={"engine": config.engine_of(pool)}),
             config.fleet.most_replicas(pool),
             pool.role,
+            shared,
         )
         for pool in config.fleet.pools
     ]
@@ -132,7 +139,22 @@ def transfer_settings(pool: Pool) -> KVTransferSettings | None:
 _KV_ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
 
 
-def _pool(name: str, config: RunConfig, num_engines: int, role: str = "serve") -> Pool:
+def _pool(
+    name: str,
+    config: RunConfig,
+    num_engines: int,
+    role: str = "serve",
+    shared: SharedTiers | None = None,
+) -> Pool:
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
     capacity = make_capacity(config.engine, model, gpu)
-    return Pool(name, config, num_engines, model, gpu, capacity, role=role)
+    return Pool(
+        name,
+        config,
+        num_engines,
+        model,
+        gpu,
+        capacity,
+        role=role,
+        shared_tiers=shared,
+    )

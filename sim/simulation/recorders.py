@@ -11,8 +11,8 @@ from sim.results.prompts import PromptRecorder
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
 from sim.results.transfers import OffloadRecorder
+from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 from sim.scheduler.v1.connectors.pulling import ProducerConnector
-from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.simulation.offloading import transfer_log
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.hardware.capacity import CapacityEstimate
     from sim.results.ranks import Part
     from sim.scheduler.base import Scheduler
+    from sim.simulation.pools import Pool
 
 
 def make_recorder(
@@ -32,6 +33,7 @@ def make_recorder(
     lock: LockStep | None,
     *,
     keeps_steps: bool,
+    pools: Sequence[Pool],
 ) -> Recorder | RankRecorders:
     """Make the recorder of a run, or of its ranks.
 
@@ -45,9 +47,12 @@ def make_recorder(
         Says when engines that step together waited.
     keeps_steps
         See `Recorder`.
+    pools
+        Of the run, which have the schedulers in this order.
     """
+    owners = [pool for pool in pools for _ in pool.schedulers]
 
-    def one(scheduler: Scheduler) -> Recorder:
+    def one(scheduler: Scheduler, pool: Pool) -> Recorder:
         drafts = config.engine.speculative
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
@@ -60,12 +65,12 @@ def make_recorder(
             return DraftRecorder(drafts.num_speculative_tokens, **more)
         if isinstance(getattr(scheduler, "connector", None), ProducerConnector):
             return PromptRecorder(**more)
-        if config.fleet is None and isinstance(scheduler, ConnectorScheduler):
-            log = transfer_log(config.engine, capacity, scheduler)
+        if isinstance(getattr(scheduler, "connector", None), OffloadingConnector):
+            log = transfer_log(pool.engine, pool.capacity, scheduler)
             return OffloadRecorder(log, **more)
         return Recorder(**more)
 
-    own = [*map(one, schedulers)]
+    own = [*map(one, schedulers, owners)]
     if config.fleet is None and len(own) == 1:
         return own[0]
     num = len(own)

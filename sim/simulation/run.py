@@ -6,7 +6,7 @@ import warnings
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
@@ -16,8 +16,6 @@ from sim.engine.clients import FanOutClient, GroupClient
 from sim.engine.clock import garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
-from sim.engine.offloading import OffloadedSteps
-from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory
 from sim.errors import ConfigError, SchedulerError
@@ -33,7 +31,7 @@ from sim.simulation import intervals, optional, ranks
 from sim.simulation.arrivals import Arrivals
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, why_own
-from sim.simulation.offloading import make_worker, session_hints, wants_hints
+from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pair_fleet import PairFleet
 from sim.simulation.pools import pools_of
 from sim.simulation.progress import Progress
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.engine.clients import Client
+    from sim.engine.offloading import OffloadedSteps
     from sim.results.table import ResultTable
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
@@ -136,6 +135,7 @@ class Simulation:
             self.schedulers,
             self._lock_step,
             keeps_steps=self._keeps_steps,
+            pools=self.pools,
         )
 
     def _make_client(self) -> Client:
@@ -209,15 +209,11 @@ class Simulation:
 
     def _beside(self) -> OffloadedSteps | None:
         """Return what runs beside the steps of the engine: copies of a tier."""
-        recorder, scheduler = self.recorder, cast("Any", self.scheduler)
-        if not isinstance(recorder, OffloadRecorder):
+        if not isinstance(self.recorder, OffloadRecorder):
             return None
-        if wants_hints(self.config.engine):
-            scheduler.connector.hints = session_hints(self.specs)
-        worker = make_worker(self.config, self.cost_model, self.capacity)
-        is_ahead = self.config.engine.schedules_ahead
-        return (AheadOffloadedSteps if is_ahead else OffloadedSteps)(
-            *(scheduler, worker, self.cost_model, recorder.steps, recorder.transfers)
+        return offloaded_steps(
+            *(self.config, self.scheduler, self.cost_model, self.capacity),
+            *(self.recorder, self.specs),
         )
 
     def _make_ranks(self, recorders: RankRecorders) -> Engines:

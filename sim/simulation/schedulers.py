@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler
     from sim.scheduler.generation import Generation
     from sim.scheduler.v1.connectors.settings import KVTransferSettings
+    from sim.simulation.offloading import SharedTiers
     from workloads.spec import RequestSpec
 
     Arguments = dict[str, Any]
@@ -54,16 +55,18 @@ def make_scheduler(
     *,
     on_clock: bool = False,
     kv_transfer: KVTransferSettings | None = None,
+    shared_tiers: SharedTiers | None = None,
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
 
     With `on_clock`, one that leaves decodes on a clock if there are several; with
-    `kv_transfer`, one side of a pair.
+    `kv_transfer`, one side of a pair; with `shared_tiers`, an engine of a fleet whose
+    tiers these may be.
     """
     make_evictor = evictor_factory(config, capacity, specs)
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
-        arguments = _arguments(config, model, capacity, make_evictor)
+        arguments = _arguments(config, model, capacity, make_evictor, shared_tiers)
         if kv_transfer is not None:
             arguments["kv_transfer"] = kv_transfer
         layout = layout_of(config, model, capacity)
@@ -132,13 +135,14 @@ def _arguments(
     model: ModelArchitecture,
     capacity: CapacityEstimate,
     make_evictor: Callable[[], Any] | None,
+    shared_tiers: SharedTiers | None,
 ) -> Arguments:
     """Return the engine's arguments by key, without those left to the generation."""
     keys = (*GENERATION_KEYS, "preemption_mode")
     optional = {key: getattr(config, key) for key in keys} | {
         "evictor": make_evictor,
         "speculative_config": speculative_settings(config),
-        "offload": offload_settings(config, capacity, model),
+        "offload": offload_settings(config, capacity, model, shared_tiers),
     }
     if config.schedules_ahead:
         optional["async_scheduling"] = True

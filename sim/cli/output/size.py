@@ -60,6 +60,7 @@ def _sections(
         ("What binds:", [verdict.binds]),
         ("Alternatives:", verdict.alternatives),
         ("What the router is worth:", verdict.routers),
+        ("What host memory is worth:", verdict.host_memory),
         ("Fleets that the plan names:", verdict.fleets),
         ("What would change the answer:", verdict.changes),
         ("How sure:", [verdict.confidence]),

@@ -70,6 +70,12 @@ class Candidate:
         return float(self.run["engine"].get("kv_offloading_size") or 0.0)
 
     @property
+    def link_gb_per_s(self) -> float:
+        """Speed of the link to it, where it is named, towards one engine."""
+        link = self.run["engine"].get("kv_offloading_link") or {}
+        return float(link.get("load_bytes_per_s") or 0.0) / 1e9
+
+    @property
     def scale(self) -> float:
         """``rate_scale`` of the plan's traffic."""
         return scale_of(self.run)

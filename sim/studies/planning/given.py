@@ -134,7 +134,8 @@ def _fleets_of(study: Study, table: Mapping[str, Any]) -> Iterator[GivenFleet]:
             own = config.engine_of(pool)
             gpus = own.tensor_parallel_size * own.pipeline_parallel_size * pool.replicas
             prices.check([own.gpu])
-            cost_per_hour += prices.per_hour(own.gpu, gpus)
+            gib = (own.kv_offloading_size or 0.0) * pool.replicas
+            cost_per_hour += prices.per_hour(own.gpu, gpus, gib)
             num_gpus += gpus
         reason = ""
         try:

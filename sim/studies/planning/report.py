@@ -60,11 +60,11 @@ def plan_json(
             "date": prices.date,
             "note": prices.note,
             "per_gpu_hour": dict(prices.per_gpu_hour),
-            **(
-                {"per_host_gib_hour": host}
-                if (host := prices.per_host_gib_hour)
-                else {}
-            ),
+            **{
+                key: price
+                for key in ("per_host_gib_hour", "per_link_gb_s_hour")
+                if (price := getattr(prices, key))
+            },
         },
         "search": plan.search.model_dump(mode="json"),
         "replicas": plan.replicas.model_dump(mode="json"),

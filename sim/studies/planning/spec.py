@@ -34,7 +34,8 @@ WINDOW_S = 60.0
 _NO_AXES = ("pipeline_parallel_size", "admission_check")
 
 
-_PRICE_KEYS = ("currency", "date", "note", "per_gpu_hour", "per_host_gib_hour")
+_PER_MORE = ("per_host_gib_hour", "per_link_gb_s_hour")
+_PRICE_KEYS = ("currency", "date", "note", "per_gpu_hour", *_PER_MORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,25 @@ class Prices:
     """Of a GPU, by its name in ``engine.gpu``."""
     per_host_gib_hour: float = 0.0
     """Of a GiB of host memory behind a pool, beyond what comes with the GPU."""
+    per_link_gb_s_hour: float = 0.0
+    """Of a GB/s of the link to it, where the engine names its speed."""
     currency: str = "USD"
     date: str = ""
     """When they were true."""
     note: str = ""
 
-    def per_hour(self, gpu: str, num_gpus: int, host_gib: float = 0.0) -> float:
-        return self.per_gpu_hour[gpu] * num_gpus + self.per_host_gib_hour * host_gib
+    def per_hour(
+        self,
+        gpu: str,
+        num_gpus: int,
+        host_gib: float = 0.0,
+        link_gb_per_s: float = 0.0,
+    ) -> float:
+        return (
+            self.per_gpu_hour[gpu] * num_gpus
+            + self.per_host_gib_hour * host_gib
+            + self.per_link_gb_s_hour * link_gb_per_s
+        )
 
     def check(self, gpus: Iterable[str]) -> None:
         """Refuse a plan that has GPUs without a price."""
@@ -83,15 +96,17 @@ def parse_prices(table: Any) -> Prices:
             raise ConfigError(
                 f"prices.per_gpu_hour.{gpu}: give a number above 0, got {price!r}"
             )
-    host = table.get("per_host_gib_hour", 0.0)
-    is_number = isinstance(host, int | float) and not isinstance(host, bool)
-    if not is_number or not 0 <= host < float("inf"):
-        raise ConfigError(
-            f"prices.per_host_gib_hour: give a number of at least 0, got {host!r}"
-        )
+    for key in _PER_MORE:
+        price = table.get(key, 0.0)
+        is_number = isinstance(price, int | float) and not isinstance(price, bool)
+        if not is_number or not 0 <= price < float("inf"):
+            raise ConfigError(
+                f"prices.{key}: give a number of at least 0, got {price!r}"
+            )
+    host, link = (float(table.get(key, 0.0)) for key in _PER_MORE)
     texts = {key: str(table[key]) for key in _PRICE_KEYS[:3] if key in table}
     rates = {str(gpu): float(p) for gpu, p in table["per_gpu_hour"].items()}
-    return Prices(per_gpu_hour=rates, per_host_gib_hour=float(host), **texts)
+    return Prices(rates, host, link, **texts)
 
 
 def per_million(cost_per_hour: float, tokens_per_s: float) -> float | None:

@@ -179,8 +179,10 @@ class Study:
 
     def cost_per_hour(self, candidate: Candidate, num_replicas: int) -> float:
         num_gpus = num_replicas * candidate.num_gpus
-        host_gib = num_replicas * candidate.host_gib
-        return self.plan.parsed_prices.per_hour(candidate.gpu, num_gpus, host_gib)
+        more = candidate.host_gib, candidate.link_gb_per_s
+        return self.plan.parsed_prices.per_hour(
+            candidate.gpu, num_gpus, *(num_replicas * each for each in more)
+        )
 
 
 def _answer(outcome: Outcome) -> Answer | str:

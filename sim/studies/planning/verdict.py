@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from sim.results.verdict import quantity
+from sim.studies.planning.host_memory import host_memory_sentences
 from sim.studies.planning.outcome import cost_rank
 from sim.studies.planning.sizing import NO_PRICE
 
@@ -47,6 +48,8 @@ class Verdict:
         How to serve one engine.
     routers
         What routers are worth, a sentence each.
+    host_memory
+        What host memory behind the pools is worth, a sentence each.
     fleets
         What fleets that the plan names come to, a sentence each.
     router
@@ -64,6 +67,7 @@ class Verdict:
     left_out: tuple[str, ...] = ()
     command: str = ""
     routers: tuple[str, ...] = ()
+    host_memory: tuple[str, ...] = ()
     fleets: tuple[str, ...] = ()
     router: str = ""
 
@@ -115,6 +119,7 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         left_out=left_out,
         command=best["serve_command"],
         routers=tuple(_routers(plan, best)),
+        host_memory=tuple(host_memory_sentences(plan, candidates)),
         fleets=tuple(_given_fleets(plan)),
         router=best.get("router_flags", ""),
     )

@@ -213,3 +213,42 @@ class HierarchyMachine(RuleBasedStateMachine):
 
 TestHierarchy = HierarchyMachine.TestCase
 TestHierarchy.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_clients_of_a_device_have_links_and_threads_of_their_own() -> None:
+    device = TierDevice(12, client_bytes_per_s=2.0, **RATES)
+    jobs = [
+        TierJob([n], is_load=True, client=client)
+        for n, client in enumerate((0, 0, 1, 2, 3))
+    ]
+    for job in jobs:
+        device.submit(job, 0.0)
+        device.check()
+    # The two of the first share its link; others have all of theirs, and none a fifth.
+    device.follow(100.0)
+    assert [job.end_s for job in jobs] == pytest.approx([12.0, 12.0, 6.0, 6.0, 6.0])
+
+
+def test_who_leaves_a_pool_leaves_nothing_half_written() -> None:
+    pool = PoolTier(1, capacity_bytes=4, latency_s=1.0, **RATES)
+    hierarchies = [TierHierarchy(CPUTier(4), {"pool": pool}) for _ in range(2)]
+    places = []
+    for each, keys in zip(hierarchies, ([1, 2], [2, 3]), strict=True):
+        access = RequestAccess()
+        prepared = each.host.prepare_store(keys, access)
+        assert prepared is not None
+        each.host.complete_store(prepared.chunk_ids)
+        each.stored(keys, prepared.chunk_ids, access)
+        places.append(prepared.chunk_ids)
+        each.check()
+    assert pool.num_used_chunks == 3  # one is written once
+    hierarchies[0].leave(0.5)
+    hierarchies[0].check()
+    assert hierarchies[0].host.num_reading_chunks == 0
+    hierarchies[0].stored([1, 2], places[0], RequestAccess())
+    assert hierarchies[1].follow(10.0) is False
+    assert pool.num_used_chunks == 1
+    assert pool.lookup(3, RequestAccess(), 10.0) is HIT
+    assert pool.lookup(2, RequestAccess(), 10.0) is MISS  # as the first one wrote it
+    for each in (pool, *hierarchies):
+        each.check()

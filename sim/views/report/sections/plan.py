@@ -49,7 +49,8 @@ def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
     for verdict in verdicts.values():
         yield paragraph(element("strong", verdict.answer), class_="lead")
         said = [verdict.one_engine, *verdict.margin, verdict.binds]
-        said += [*verdict.alternatives, *verdict.changes, verdict.confidence]
+        said += [*verdict.alternatives, *verdict.host_memory]
+        said += [*verdict.changes, verdict.confidence]
         yield element("div", bullets(filter(None, said)), class_="lead")
     yield paragraph(rate, f" requests/s, {rules}.")
     best = set(plan["cheapest"].values())
@@ -274,6 +275,8 @@ def _provenance(plan: Plan) -> Iterator[Markup | charts.Chart]:
     rows = [(gpu, f"{price:,.2f}") for gpu, price in prices["per_gpu_hour"].items()]
     if host := prices.get("per_host_gib_hour"):
         rows.append(("GiB of host memory", f"{host:,.4f}"))
+    if link := prices.get("per_link_gb_s_hour"):
+        rows.append(("GB/s of its link", f"{link:,.4f}"))
     yield table(caption, ["GPU", "price"], rows)
     versions = [*plan["versions"].items(), ("seed", plan["seed"])]
     yield table("Versions", ["package", "version"], versions, class_="texts")

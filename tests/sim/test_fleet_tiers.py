@@ -1,0 +1,182 @@
+"""Fleets whose engines have tiers: each its host, and a pool that all share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.simulation.run import Simulation
+
+CHATS: dict[str, Any] = {
+    "sessions": {
+        "kind": "chat",
+        "num_sessions": 36,
+        "arrivals": {"kind": "burst", "burst_size": 18, "interval_s": 1.0},
+        "turns": {"kind": "fixed", "number": 3},
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 600},
+        "prompt_tokens": {"kind": "fixed", "tokens": 80},
+        "output_tokens": {"kind": "fixed", "tokens": 48},
+        "think_s": {"kind": "fixed", "value_s": 1.0},
+        "max_context_tokens": 4096,
+    },
+    "max_concurrent_users": 24,
+}
+ENGINE: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "gpu": "h200_sxm",
+    "num_gpu_blocks_override": 300,
+    "max_model_len": 4096,
+    "enable_prefix_caching": True,
+    "async_scheduling": False,
+    "kv_offloading_size": 0.25,
+}
+POOL: dict[str, Any] = {
+    "type": "pool",
+    "capacity_bytes": 4e9,
+    "read_bytes_per_s": 2e10,
+    "write_bytes_per_s": 2e10,
+}
+DISK = POOL | {"type": "fs"}
+
+
+def fleet(replicas: int, **more: Any) -> dict[str, Any]:
+    pools = [{"name": "main", "replicas": replicas}]
+    return {"pools": pools, "router": {"kind": "round_robin"}} | more
+
+
+def run(
+    *tiers: dict[str, Any],
+    fleet: dict[str, Any] | None = None,
+    stepwise: bool = False,
+    check_every: int = 10,
+    **engine: Any,
+) -> Any:
+    extra: dict[str, Any] = {"block_size": 256}
+    if tiers:
+        extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [*tiers]}
+    told = {"kv_transfer_config": {"kv_connector_extra_config": extra}}
+    config = parse_config(
+        {
+            "workload": CHATS,
+            "engine": ENGINE | told | engine,
+            "fleet": fleet,
+            "cost_intervals": False,
+        }
+    )
+    return Simulation(config, stepwise=stepwise).run(check_every=check_every)
+
+
+def test_a_fleet_of_one_is_the_engine_with_its_tiers() -> None:
+    alone, one = run(POOL), run(POOL, fleet=fleet(1))
+    for column in ("finish_s", "first_token_s", "num_loaded_tokens"):
+        assert np.array_equal(alone.requests[column], one.requests[column])
+    told = one.summary["secondary_tiers"]
+    assert told == alone.summary["secondary_tiers"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_engines_find_in_a_shared_pool_what_others_put_there(ahead: bool) -> None:
+    more = {"fleet": fleet(3), "async_scheduling": ahead}
+    shared, own = run(POOL, **more), run(DISK, **more)
+    told = shared.summary["secondary_tiers"]["pool"]
+    assert told["is_shared"]
+    # Turns go round robin: a disk of its own has what an engine computed itself.
+    hits = [each.summary["external_prefix_cache_hits"] for each in (shared, own)]
+    assert hits[0] > 1.4 * hits[1] > 0
+    assert told["num_loaded_tokens"] > 0
+    # A chunk is written once, whoever computes it.
+    assert told["written_bytes"] < own.summary["secondary_tiers"]["fs"]["written_bytes"]
+    copies = shared.recording.transfer_table
+    assert set(copies["engine"]) == {0, 1, 2}
+    for kind, key in (("pool_store", "written_bytes"), ("pool_load", "read_bytes")):
+        assert copies["num_bytes"][copies["kind"] == kind].sum() == told[key]
+    held = shared.recording.tier_table
+    assert np.all(np.diff(held["time_s"]) >= 0)
+    assert held["num_pool_chunks"].max() <= told["num_chunks"]
+    assert held["num_used_chunks"].min() >= 0
+    assert held["num_used_chunks"].max() <= shared.summary["num_tier_chunks"]
+
+
+def test_fast_and_stepwise_fleets_with_a_pool_agree() -> None:
+    fast, stepwise = (
+        run(
+            POOL,
+            fleet=fleet(3, router={"kind": "llm_d"}),
+            stepwise=each,
+            check_every=0,
+        )
+        for each in (False, True)
+    )
+    assert np.allclose(
+        fast.requests["finish_s"], stepwise.requests["finish_s"], rtol=1e-9
+    )
+    assert (
+        fast.summary["secondary_tiers"]["pool"]["read_bytes"]
+        == stepwise.summary["secondary_tiers"]["pool"]["read_bytes"]
+    )
+
+
+@pytest.mark.parametrize("rate", [1e8, 2e10])
+def test_a_dead_engine_lets_go_of_the_pool_and_finds_it_again(rate: float) -> None:
+    events = [
+        {"time_s": 1.2, "kind": "die", "engine": 1},
+        {"time_s": 2.0, "kind": "start", "engine": 1},
+        {"time_s": 2.5, "kind": "die", "engine": 0, "requests": "retry"},
+    ]
+    tier = POOL | {"read_bytes_per_s": rate, "write_bytes_per_s": rate}
+    result = run(tier, fleet=fleet(2, events=events), check_every=1)
+    assert result.summary["completed"] == 108
+    assert result.summary["num_retried"] > 0
+    requests = result.requests
+    again = requests["num_loaded_tokens"][
+        (requests["engine"] == 1) & (requests["arrival_s"] > 2.0)
+    ]
+    assert again.any()  # its host was empty, the pool was not
+
+
+def test_the_link_of_each_engine_bounds_what_it_has_of_the_pool() -> None:
+    wide, narrow = (
+        run(POOL | more, fleet=fleet(3)).recording.transfer_table
+        for more in ({}, {"client_bytes_per_s": 1e9})
+    )
+    for copies, most in ((wide, 2.1e10), (narrow, 1.01e9)):
+        own = copies["kind"] == "pool_load"
+        seconds = copies["end_s"][own] - copies["begin_s"][own]
+        assert (copies["num_bytes"][own] / seconds).max() < most
+
+
+@pytest.mark.parametrize(
+    ("table", "engine", "message"),
+    [
+        (
+            {
+                "pools": [
+                    {"name": "p", "role": "prefill", "replicas": 1},
+                    {"name": "d", "role": "decode", "replicas": 1},
+                ],
+                "links": {"bytes_per_s": 1e10},
+            },
+            {},
+            "a tier behind the pools of prefill engines is not built",
+        ),
+        (
+            {
+                "pools": [
+                    {"name": "a", "replicas": 1},
+                    {"name": "b", "replicas": 1, "engine": {"kv_offloading_size": 1.0}},
+                ],
+            },
+            {"kv_offloading_size": None, "kv_transfer_config": None},
+            "all engines have a tier behind their pool or none has",
+        ),
+    ],
+)
+def test_what_is_not_built_is_a_line(
+    table: dict[str, Any], engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(fleet=table, **engine)
