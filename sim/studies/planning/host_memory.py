@@ -33,12 +33,13 @@ def host_memory_sentences(
 
 
 def _size(each: Mapping[str, Any]) -> float:
-    return float(each["engine"].get("kv_offloading_size") or 0.0)
+    return float(each.get("engine", {}).get("kv_offloading_size") or 0.0)
 
 
 def _rest(each: Mapping[str, Any]) -> str:
     """Return what tells a candidate from others, its host memory apart."""
-    engine = {key: value for key, value in each["engine"].items() if key not in _KEYS}
+    told = each.get("engine", {})
+    engine = {key: value for key, value in told.items() if key not in _KEYS}
     return json.dumps(engine, sort_keys=True, default=str)
 
 
