@@ -61,6 +61,11 @@ class CurveEstimator(KernelEstimator):
         self.trend_ = None
         return self
 
+    def spread_over(
+        self, columns: Columns, time_s: Floats, judged_by: Self | None
+    ) -> Self:
+        return self.fit(columns, time_s, judged_by=judged_by)
+
     def spared(self, columns: Columns) -> NDArray[np.bool_]:
         """Return the two shortest points of each curve: without them it is none."""
         table = np.stack([columns[key] for key in self.curve], axis=1)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from calibrate.estimators.rows import unique_rows
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
@@ -83,7 +85,7 @@ class Hull:
         table = _table(columns, self.keys)
         if not self.keys:
             table = np.zeros((len(columns[self.amounts[0]]), 1), dtype=np.int64)
-        keys, places = np.unique(table, axis=0, return_inverse=True)
+        keys, places = unique_rows(table)
         order = np.argsort(places, kind="stable")
         ends = np.cumsum(np.bincount(places, minlength=len(keys)))[:-1]
         return keys, np.split(order, ends)
@@ -101,7 +103,7 @@ def _table(columns: Columns, names: tuple[str, ...]) -> Integers:
 
 
 def _points(amounts: Integers) -> _Points:
-    rest, places = np.unique(amounts[:, :-1], axis=0, return_inverse=True)
+    rest, places = unique_rows(amounts[:, :-1])
     least = np.full(len(rest), np.iinfo(np.int64).max)
     most = np.full(len(rest), np.iinfo(np.int64).min)
     np.minimum.at(least, places, amounts[:, -1])
@@ -112,7 +114,7 @@ def _points(amounts: Integers) -> _Points:
 def _outside(
     points: _Points, amounts: Integers, *, open_below: bool
 ) -> NDArray[np.bool_]:
-    rows, places = np.unique(amounts[:, :-1], axis=0, return_inverse=True)
+    rows, places = unique_rows(amounts[:, :-1])
     sides = [_sides(points, part) for part in _parts(rows, len(points.rest))]
     least, most = (np.concatenate(side) for side in zip(*sides, strict=True))
     last = amounts[:, -1]

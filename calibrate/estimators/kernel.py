@@ -11,6 +11,7 @@ import numpy as np
 from calibrate.estimators.hull import Hull
 from calibrate.estimators.residual import FEW_POINTS, KernelResidual, TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
+from calibrate.estimators.rows import unique_rows
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -213,6 +214,20 @@ class KernelEstimator(ABC):
         self.fit(columns, time_s, judged_by=lean if is_judge else None)
         return lean
 
+    def spread_over(
+        self, columns: Columns, time_s: Floats, judged_by: Self | None
+    ) -> Self:
+        """Reach as far as all points (aggregated), where this was fitted to most.
+
+        `judged_by` is a lean fit without the longest, or None to follow the model.
+        """
+        self._reach(columns)
+        if self.long:
+            judge = judged_by is not None
+            self.trend_ = Trend(self)
+            self.trend_.fit(columns, time_s, judge=judge, judged_by=judged_by)
+        return self
+
     def spared(self, columns: Columns) -> NDArray[np.bool_]:
         """Return which points no judge of the fit may hold out; none here."""
         return np.zeros(len(next(iter(columns.values()))), dtype=np.bool_)
@@ -233,6 +248,10 @@ class KernelEstimator(ABC):
                 forests=self.forests,
             )
         self.residual_.fit(self._features(columns), log_ratio)
+        self._reach(columns)
+
+    def _reach(self, columns: Columns) -> None:
+        """Note between which points a time is interpolated."""
         self.nodes_ = {key: np.unique(columns[key]) for key in self.lines}
         amounts = tuple(key for key in self.columns if key not in self.keys)
         hull = Hull(
@@ -302,7 +321,7 @@ def aggregated(columns: Columns, time_s: Floats) -> tuple[Columns, Floats]:
     if not len(time_s):
         return columns, time_s
     table = np.stack([np.asarray(values) for values in columns.values()], axis=1)
-    shapes, places = np.unique(table, axis=0, return_inverse=True)
+    shapes, places = unique_rows(table)
     order = np.lexsort((time_s, places))
     counts = np.bincount(places)
     starts = np.cumsum(counts) - counts
@@ -439,7 +458,7 @@ class Trend:
     def _note_edges(self, columns: Columns) -> None:
         keys = self.estimator.curve
         table = np.stack([columns[key] for key in keys], axis=1).astype(np.int64)
-        self.geometries_, places = np.unique(table, axis=0, return_inverse=True)
+        self.geometries_, places = unique_rows(table)
         self._places = {
             tuple(row): i for i, row in enumerate(self.geometries_.tolist())
         }
@@ -455,7 +474,7 @@ class Trend:
     def _curves(self, columns: Columns) -> _Curves:
         """Return the curve of each shape; between two batches, what lies between."""
         table = np.stack([columns[key] for key in self.estimator.curve], axis=1)
-        rows, places = np.unique(table.astype(np.int64), axis=0, return_inverse=True)
+        rows, places = unique_rows(table.astype(np.int64))
         nearest = np.array([self._nearest(row) for row in rows], dtype=np.int64)
         geometry = nearest[places]
         start, edge = np.empty((2, len(places)), dtype=np.int64)

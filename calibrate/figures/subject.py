@@ -9,6 +9,7 @@ import numpy as np
 
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated, longest_share
+from calibrate.estimators.rows import unique_rows
 from calibrate.figures.axes import LAYOUTS, TIED
 from calibrate.fit_report import num_splits
 from calibrate.points import estimator_of, points_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
+    _Judged = tuple[KernelEstimator | None, Floats]
+    """A fit, None where it had too few points, and its errors in percent."""
 
 NUM_FOLDS: Final = 5
 NUM_CURVES: Final = 6
@@ -100,19 +103,46 @@ def _whole(
     return estimator, _percent(lean, columns, time_s, held)
 
 
+def _without(
+    estimator: KernelEstimator,
+    columns: Columns,
+    time_s: Floats,
+    held: Mask,
+    *,
+    beyond: bool,
+) -> _Judged:
+    """Return a lean fit to the rest and its errors at `held`; NaN where it has too few.
+
+    Of `beyond` it is to find growths, of others it is judged within its hull only.
+    """
+    kept = {key: values[~held] for key, values in columns.items()}
+    try:
+        fresh = estimator.lean().fit(kept, time_s[~held], judge=beyond)
+    except UserError:
+        return None, np.full(int(held.sum()), np.nan)
+    percent = _percent(fresh, columns, time_s, held)
+    if not beyond:
+        asked = {key: values[held] for key, values in columns.items()}
+        percent[fresh.extrapolated(asked)] = np.nan
+    return fresh, percent
+
+
 def _errors_at(
     estimator: KernelEstimator, columns: Columns, time_s: Floats, held: Mask
 ) -> Floats:
-    """Return the errors at `held` of a fit to the rest; NaN where it has too few."""
-    kept = {key: values[~held] for key, values in columns.items()}
-    try:
-        fresh = estimator.lean().fit(kept, time_s[~held], judge=False)
-    except UserError:
-        return np.full(int(held.sum()), np.nan)
-    percent = _percent(fresh, columns, time_s, held)
-    asked = {key: values[held] for key, values in columns.items()}
-    percent[fresh.extrapolated(asked)] = np.nan
-    return percent
+    return _without(estimator, columns, time_s, held, beyond=False)[1]
+
+
+def _of_most(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, held: Mask
+) -> _Judged:
+    return _without(estimator, columns, time_s, held, beyond=False)
+
+
+def _of_shorter(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, held: Mask
+) -> _Judged:
+    return _without(estimator, columns, time_s, held, beyond=True)
 
 
 def _percent(
@@ -165,7 +195,7 @@ class Subject:
     columns: Columns
     time_s: Floats
     estimator: KernelEstimator
-    """Fitted to all points."""
+    """Fitted to all points; of 2,500 and more to four fifths, as its errors are."""
     errors: HeldOut
 
     @property
@@ -236,7 +266,7 @@ def _groups(
     keys: NDArray[np.int64], places: NDArray[np.intp]
 ) -> Iterator[tuple[list[int], NDArray[np.intp]]]:
     """Yield each distinct row of `keys` at `places`, and where it stands."""
-    values, which = np.unique(keys[places], axis=0, return_inverse=True)
+    values, which = unique_rows(keys[places])
     order = np.argsort(which, kind="stable")
     starts = np.flatnonzero(np.diff(which[order])) + 1
     yield from zip(values.tolist(), np.split(places[order], starts), strict=True)
@@ -280,25 +310,55 @@ def subjects(
 def _judged(
     asked: Sequence[tuple[Points, Columns, Floats]], device: DeviceFacts
 ) -> list[Subject]:
-    """Fit every operation to all points and to parts of them, beside each other."""
-    jobs: list[tuple[Any, ...]] = []
-    for points, columns, time_s in asked:
-        of = estimator_of(points, device), columns, time_s
-        jobs.append((_whole, *of, _longest_of(of[0], columns)))
-        jobs += [(_errors_at, *of, held) for held in _folds_of(time_s)]
+    """Fit every operation, and judge it by points held out, beside each other."""
+    ofs = [(estimator_of(p, device), columns, time_s) for p, columns, time_s in asked]
+    jobs = [job for of in ofs for job in _jobs(*of)]
     done = iter(side_by_side(_called, jobs, [len(job[3]) for job in jobs]))
     found = []
-    for points, columns, time_s in asked:
-        inside, beyond = np.full((2, len(time_s)), np.nan)
-        estimator, errors = next(done)
-        longest = _longest_of(estimator, columns)
-        if longest is not None:
-            beyond[longest] = errors
-        for held in _folds_of(time_s):
-            inside[held] = next(done)
-        held_out = HeldOut(inside, beyond)
-        found.append(Subject(points, columns, time_s, estimator, held_out))
+    for (points, _, _), (estimator, columns, time_s) in zip(asked, ofs, strict=True):
+        own = [next(done) for _ in _jobs(estimator, columns, time_s)]
+        fitted, errors = _put_together(estimator, columns, time_s, own)
+        found.append(Subject(points, columns, time_s, fitted, errors))
     return found
+
+
+def _jobs(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats
+) -> list[tuple[Any, ...]]:
+    """Return the fits of an operation: all points or most, and parts to judge by.
+
+    A large table is fitted without a fifth of it only, and that fit is drawn: a line
+    through a hundred thousand points is the same without some of them.
+    """
+    of = estimator, columns, time_s
+    longest, folds = _longest_of(estimator, columns), _folds_of(time_s)
+    if len(folds) > 1:
+        return [(_whole, *of, longest), *((_errors_at, *of, held) for held in folds)]
+    most: tuple[Any, ...] = (_of_most, *of, folds[0])
+    return [most] if longest is None else [most, (_of_shorter, *of, longest)]
+
+
+def _put_together(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, done: Sequence[Any]
+) -> tuple[KernelEstimator, HeldOut]:
+    """Return the fit to draw, and the errors of all, from what `_jobs` came to."""
+    inside, beyond = np.full((2, len(time_s)), np.nan)
+    longest, folds = _longest_of(estimator, columns), _folds_of(time_s)
+    if len(folds) > 1:
+        (fitted, errors), *rest = done
+    else:
+        (fitted, inside_errors), *shorter = done
+        judge, errors = shorter[0] if shorter else (None, None)
+        if fitted is None:  # too few points of some curve
+            fitted = estimator.fit(columns, time_s)
+        else:
+            fitted.spread_over(columns, time_s, judge)
+        rest = [inside_errors]
+    if longest is not None:
+        beyond[longest] = errors
+    for held, own in zip(folds, rest, strict=True):
+        inside[held] = own
+    return fitted, HeldOut(inside, beyond)
 
 
 def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:

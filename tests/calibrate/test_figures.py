@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from calibrate.estimators import ESTIMATORS
+from calibrate.estimators.rows import unique_rows
 from calibrate.figures.axes import LAYOUTS, axis_label, fixed_label, value_text
 from calibrate.figures.coverage import NUM_PANELS, coverage, panels_of
 from calibrate.figures.drawing import draw_profile
@@ -174,6 +175,34 @@ def test_no_point_is_predicted_by_a_fit_that_saw_it() -> None:
     wrong = np.nanargmax(np.abs(subject.errors.inside))
     assert subject.time_s[wrong] == pytest.approx(seconds[20], rel=1e-6)
     assert subject.errors.inside[wrong] == pytest.approx(-100 / 3, abs=3.0)
+
+
+def test_a_large_table_is_drawn_by_the_fit_that_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the line errs as the points held out say, and reaches as far as all points."""
+    monkeypatch.setattr("calibrate.figures.subject.num_splits", lambda _count: 1)
+    rng = np.random.default_rng(2)
+    table = decode_columns(*grid(BATCHES, CONTEXTS))
+    seconds = decode_seconds(table) * rng.lognormal(0.0, 0.1, len(table["batch"]))
+    subject = subjects(
+        a_profile(op_table("decode_attention", "bfloat16", table, seconds))
+    )[0][0]
+    held = np.isfinite(subject.errors.inside)
+    assert 0.1 < held.mean() <= 0.2
+    off = 100 * (subject.estimator.predict(subject.columns) / subject.time_s - 1)
+    assert off[held] == pytest.approx(subject.errors.inside[held])
+    assert not subject.estimator.extrapolated(subject.columns).any()
+
+
+def test_distinct_rows_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(3)
+    for shape in ((0, 3), (1, 2), (500, 3), (800, 1), (40, 0)):
+        table = rng.integers(-3, 4, shape)
+        rows, places = unique_rows(table)
+        expected, where = np.unique(table, axis=0, return_inverse=True)
+        assert np.array_equal(rows, expected)
+        assert np.array_equal(places, where)
 
 
 def test_too_few_points_to_hold_any_out_are_said_to_be() -> None:
