@@ -14,9 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sim.serving.answer import EngineDeadError
 from sim.serving.asked import Asked, BadRequestError, asked_of, chat_text, fields_of
 from sim.serving.dialects import dialect_of
-from sim.serving.live import EngineDeadError
 from sim.serving.replies import Reply, error_of
 from sim.serving.streams import Stream, unless_left
 from sim.serving.text import FileTokens, prompt_of_ids

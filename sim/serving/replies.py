@@ -11,9 +11,9 @@ from sim.scheduler.request import RequestStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sim.serving.answer import Answer
     from sim.serving.asked import Asked
     from sim.serving.filler import Filler
-    from sim.serving.live import Answer
 
 
 class Reply:

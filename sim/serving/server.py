@@ -16,6 +16,7 @@ from sim.errors import ConfigError, OutputError
 from sim.results.output import output_directory
 from sim.results.parquet import StepsFile
 from sim.serving.api import Api
+from sim.serving.dialects import dialect_of
 from sim.serving.joined import ARRIVALS, replayed
 from sim.serving.live import LiveEngine
 from sim.serving.metrics.engine import metrics_of
@@ -250,9 +251,8 @@ class ServedEngine:
             recorder.sink = self._stack.enter_context(steps)
         if self.kv_events is not None:
             self.kv_events.watch(self.engine)
-        self.api = Api(
-            self.engine, self._tokens, metrics_of(self.engine), self._api_key
-        )
+        metrics = metrics_of(self.engine, dialect_of(self.engine).metrics)
+        self.api = Api(self.engine, self._tokens, metrics, self._api_key)
 
     def start(self, started_s: float) -> None:
         """Let the clock of the run stand at 0 then, by the wall clock."""

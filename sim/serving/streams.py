@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from sim.serving.live import EngineDeadError
+from sim.serving.answer import EngineDeadError
 from sim.serving.replies import error_of, event
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from sim.config.tables import load_config
 from sim.scheduler.hosted.api import installed_version
+from sim.serving.dialects import dialect_of
 from sim.serving.live import LiveEngine
 from sim.serving.metrics.engine import metrics_of
 from tests.shared import ROOT
@@ -43,7 +44,7 @@ def test_names_types_labels_and_bounds_are_those_of_vllm() -> None:
 
     config = load_config(ROOT / "examples/demo.yaml", ["workload.preset.duration_s=9"])
     live = LiveEngine(config)
-    ours = metrics_of(live)
+    ours = metrics_of(live, dialect_of(live).metrics)
     cache = CacheConfig()
     logger = loggers.PrometheusStatLogger(
         SimpleNamespace(

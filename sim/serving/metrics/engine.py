@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from sim.scheduler.request import RequestStatus
-from sim.serving.dialects import dialect_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client.metrics_core import Metric
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
     from sim.serving.live import LiveEngine
+
+    MakeMetrics = Callable[[CollectorRegistry, LiveEngine], "EngineMetrics"]
 
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
@@ -47,10 +48,10 @@ class EngineMetrics(Protocol):
         ...
 
 
-def metrics_of(live: LiveEngine) -> CollectorRegistry:
-    """Return the metrics of an engine, under the names of its kind."""
+def metrics_of(live: LiveEngine, make: MakeMetrics) -> CollectorRegistry:
+    """Return the metrics of an engine, under the names of what `make` returns."""
     registry = _Registry()
-    metrics = dialect_of(live).metrics(registry, live)
+    metrics = make(registry, live)
     registry.told = (metrics, live)
     for index, engine in enumerate(live.run.engines):
         engine.listeners.append(_Steps(index, metrics, live))
