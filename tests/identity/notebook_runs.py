@@ -1,8 +1,8 @@
 """Run the code of a notebook, and write the results of every configuration it loads.
 
-``python notebook_runs.py SOURCE.py OUT``, in the environment and from the root of the
-checkout to be asked; any release of the program will do, so nothing is imported but
-its public names.
+``python notebook_runs.py SOURCE.py OUT [KEY=VALUE ...]``, in the environment and from
+the root of the checkout to be asked, with some keys of the v1 generation set; any
+release of the program will do, so nothing is imported but its public names.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ import sim
 _load_config = sim.load_config
 
 
-def main(source: Path, out: Path) -> None:
+def main(source: Path, out: Path, back: list[str]) -> None:
     """Run the cells of `source` in its folder; write ``OUT/0``, ``OUT/1``, ..."""
     num_loaded = 0
+    out.mkdir(exist_ok=True)
 
     def load_config(*args: Any, **more: Any) -> Any:
         nonlocal num_loaded
         config = _load_config(*args, **more)
+        if back and config.engine.scheduler == "v1":
+            whole = out / "config.yaml"
+            whole.write_text(config.to_yaml(), encoding="utf-8")
+            config = _load_config(whole, back)
         folder = out / str(num_loaded)
         folder.mkdir(parents=True)
         num_loaded += 1
@@ -47,4 +52,4 @@ def main(source: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:])

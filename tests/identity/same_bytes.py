@@ -1,26 +1,45 @@
-"""Compare what two checkouts write: every configuration of examples/ and the notebooks.
+"""Compare what two checkouts write: every configuration of examples/, and notebooks.
 
-``python -m tests.identity.same_bytes BEFORE AFTER [NAME ...]`` runs each in both, with
-the environment ``.venv`` of each, and compares requests, steps and preemptions byte for
-byte, and the summary key by key. Sweeps are compared by their rows, the plan by its
-``plan.json``. Traces are looked for in ``../shared/traces`` beside the checkouts; an
-example whose trace is missing is left out, and named.
+::
+
+    git worktree add --detach ../before 3eccc2b       # the commit before the house
+    make -C ../before .venv/.installed-notebooks
+    python -m tests.identity.same_bytes ../before . examples/
+
+runs what BEFORE has in both, each with its environment ``.venv``, and compares
+requests, steps and preemptions byte for byte, and column by column where columns were
+added since; and the summary key by key. Sweeps are compared by their rows, the plan by
+its ``plan.json``. Defaults that have changed since are set back in AFTER (``--back``).
+Traces are looked for in ``../shared/traces`` beside the checkouts; an example whose
+trace is missing is left out, and named.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import yaml
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BACK = ("engine.async_scheduling=false",)
+"""Later defaults of the v1 generation, as they were at 3eccc2b."""
 TABLES = ("requests.parquet", "steps.parquet", "preemptions.parquet")
-_COMMAND = "from sim.cli.main import main; main()"  # in older checkouts, too
+# The entry point, wherever a checkout has it.
+_COMMAND = (
+    "from importlib.metadata import entry_points; "
+    "(kvsim,) = entry_points(group='console_scripts', name='kvsim'); kvsim.load()()"
+)
 SHARED_NAMES = {"mooncake_conversation.jsonl": "mooncake_fast25_conversation.jsonl"}
 
 
@@ -34,41 +53,57 @@ class Case:
         What the report calls it.
     command
         For the checkout's Python; ``OUT`` stands for a folder of its own.
+    back
+        What the command takes besides in AFTER.
     """
 
     name: str
     command: tuple[str, ...]
+    back: tuple[str, ...] = ()
 
 
-def cases(checkout: Path, traces: Path) -> list[Case]:
-    """Return the examples that can be run, and the notebooks."""
-    found = []
+def cases(checkout: Path, traces: Path, back: Sequence[str]) -> Iterator[Case]:
+    """Yield the examples that can be run, and the notebooks."""
     for path in sorted((checkout / "examples").glob("*.yaml")):
         told = yaml.safe_load(path.read_text(encoding="utf-8"))
         name = f"examples/{path.name}"
         if "currency" in told:
             continue  # a table of prices
-        options = _trace_options(told, traces, path.stem.startswith("plan"))
+        options = _trace_options(told, traces)
         if options is None:
             print(f"{name}: left out, its trace is not here")
             continue
         if path.stem.startswith("plan"):
-            verb = ("plan", name, "--out", "OUT", "--overwrite", "--quiet")
+            verb: tuple[str, ...] = (
+                "plan",
+                str(path),
+                "--out",
+                "OUT",
+                "--overwrite",
+                "--quiet",
+            )
         elif path.stem.startswith("sweep"):
-            verb = ("sweep", name, "--out", "OUT", "--quiet")
+            verb = ("sweep", str(path), "--out", "OUT", "--quiet")
         else:
-            verb = ("run", name, "--out", "OUT", "--overwrite", "--no-figures")
-        found.append(Case(name, ("-c", _COMMAND, *verb, *options)))
+            verb = ("run", str(path), "--out", "OUT", "--overwrite", "--no-figures")
+        sets_back = _generation(told, path.parent) == "v1"
+        set_back = [word for each in back for word in ("--set", each) if sets_back]
+        yield Case(name, ("-c", _COMMAND, *verb, *options), tuple(set_back))
     script = str(Path(__file__).with_name("notebook_runs.py"))
     for path in sorted((checkout / "notebooks").glob("[0-9]*.py")):
-        name = f"notebooks/{path.name}"
-        found.append(Case(name, (script, name, "OUT")))
-    return found
+        command = (script, str(path), "OUT")
+        yield Case(f"notebooks/{path.name}", command, tuple(back))
 
 
-def _trace_options(
-    told: dict[str, object], traces: Path, is_plan: bool
-) -> list[str] | None:
+def _generation(told: dict[str, Any], folder: Path) -> str:
+    """Return the generation that a configuration, or the base of a sweep, names."""
+    base = told.get("base", told)
+    if isinstance(base, str):
+        base = yaml.safe_load((folder / base).read_text(encoding="utf-8"))
+    return str(base.get("engine", {}).get("scheduler", "v1"))
+
+
+def _trace_options(told: dict[str, object], traces: Path) -> list[str] | None:
     """Return what makes an example read its trace where it lies, or None."""
     workload = told.get("workload", {})
     trace = workload.get("trace") if isinstance(workload, dict) else None
@@ -81,9 +116,9 @@ def _trace_options(
     return ["--set", f"workload.trace.path={path}"]
 
 
-def run(case: Case, checkout: Path, out: Path) -> None:
+def run(case: Case, checkout: Path, out: Path, back: Sequence[str] = ()) -> None:
     """Run a case in a checkout; its output is shown if it fails."""
-    command = [word.replace("OUT", str(out)) for word in case.command]
+    command = [word.replace("OUT", str(out)) for word in (*case.command, *back)]
     done = subprocess.run(
         [str(checkout / ".venv" / "bin" / "python"), *command],
         cwd=checkout,
@@ -96,59 +131,101 @@ def run(case: Case, checkout: Path, out: Path) -> None:
         sys.exit(f"{case.name} in {checkout}: {done.stdout}{done.stderr}")
 
 
-def differences(before: Path, after: Path) -> list[str]:
-    """Return how two folders of results differ, a line each."""
-    found = []
+def differences(before: Path, after: Path) -> tuple[list[str], list[str]]:
+    """Return how two folders of results differ, and what is new, a line each."""
+    found: list[str] = []
+    new: list[str] = []
     for path in sorted(before.rglob("*")):
-        other = after / path.relative_to(before)
-        name = str(path.relative_to(before))
-        if path.name in (*TABLES, "plan.json"):
+        other, name = after / path.relative_to(before), str(path.relative_to(before))
+        if path.name in TABLES:
             if path.read_bytes() != other.read_bytes():
-                found.append(f"{name} differs")
-        elif path.name == "summary.json":
-            found += _summary_differences(path, other, name)
+                _compare_columns(path, other, name, found, new)
+        elif path.name in {"summary.json", "plan.json"}:
+            old, now = (json.loads(each.read_text("utf-8")) for each in (path, other))
+            _compare_keys(old, now, name, found, new)
     sweeps = [sorted(folder.rglob("runs/*.parquet")) for folder in (before, after)]
-    if sweeps[0] and not _same_rows(*sweeps):
-        found.append("rows of the sweep differ")
-    return found
+    if sweeps[0]:
+        _compare_rows(_rows(sweeps[0]), _rows(sweeps[1]), found, new)
+    return found, new
 
 
-def _summary_differences(path: Path, other: Path, name: str) -> list[str]:
-    old, new = (json.loads(p.read_text(encoding="utf-8")) for p in (path, other))
-    keys = dict.fromkeys((*old, *new))
-    return [
-        f"{name}: {key} was {old.get(key)!r}, is {new.get(key)!r}"
-        for key in keys
-        if old.get(key) != new.get(key)
-    ]
+def _compare_columns(
+    path: Path, other: Path, name: str, found: list[str], new: list[str]
+) -> None:
+    old, now = pq.read_table(path), pq.read_table(other)
+    num_before = len(found), len(new)
+    _compare_rows(old.to_pandas(), now.to_pandas(), found, new, f"{name}: ")
+    if (len(found), len(new)) == num_before:
+        found.append(f"{name}: the same values in other bytes")
 
 
-def _same_rows(before: list[Path], after: list[Path]) -> bool:
-    old, new = (
-        pd.concat(map(pd.read_parquet, files)).sort_values("run", ignore_index=True)
-        for files in (before, after)
-    )
-    return bool(old.equals(new))
+def _compare_rows(
+    old: pd.DataFrame,
+    now: pd.DataFrame,
+    found: list[str],
+    new: list[str],
+    name: str = "rows: ",
+) -> None:
+    if len(old) != len(now):
+        found.append(f"{name}{len(old)} rows were, {len(now)} are")
+        return
+    for column in old:
+        if column not in now:
+            found.append(f"{name}{column} is gone")
+        elif not old[column].equals(now[column]):
+            num = int((old[column] != now[column]).sum())
+            found.append(f"{name}{column} differs in {num} of {len(old)} rows")
+    new += [f"{name}{column}" for column in now if column not in old]
 
 
-def main(before: Path, after: Path, names: list[str]) -> int:
-    """Run and compare all cases; return how many differ."""
+def _compare_keys(
+    old: Any, now: Any, name: str, found: list[str], new: list[str]
+) -> None:
+    if isinstance(old, dict) and isinstance(now, dict):
+        for key, value in old.items():
+            if key in now:
+                _compare_keys(value, now[key], f"{name}: {key}", found, new)
+            else:
+                found.append(f"{name}: {key} is gone")
+        new += [f"{name}: {key}" for key in now if key not in old]
+    elif isinstance(old, list) and isinstance(now, list) and len(old) == len(now):
+        for index, pair in enumerate(zip(old, now, strict=True)):
+            _compare_keys(*pair, f"{name} {index}", found, new)
+    elif old != now:
+        found.append(f"{name} was {str(old)[:80]}, is {str(now)[:80]}")
+
+
+def _rows(files: list[Path]) -> pd.DataFrame:
+    frame = pd.concat(map(pd.read_parquet, files))
+    return frame.sort_values("run", ignore_index=True)
+
+
+def main() -> int:
+    """Run and compare the cases that are asked for; return how many differ."""
+    parser = argparse.ArgumentParser(prog="python -m tests.identity.same_bytes")
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("names", nargs="*", help="parts of names; default: all")
+    parser.add_argument("--back", action="append", metavar="KEY=VALUE")
+    asked = parser.parse_args()
+    before, after = asked.before.resolve(), asked.after.resolve()
     traces = (after.parent / "shared" / "traces").resolve()
     num_differ = 0
-    for case in cases(after, traces):
-        if names and not any(name in case.name for name in names):
+    for case in cases(before, traces, asked.back or BACK):
+        if asked.names and not any(name in case.name for name in asked.names):
             continue
         with TemporaryDirectory() as folder:
             outs = Path(folder, "before"), Path(folder, "after")
-            for checkout, out in zip((before, after), outs, strict=True):
-                run(case, checkout, out)
+            run(case, before, outs[0])
+            run(case, after, outs[1], case.back)
             num_files = sum(path.is_file() for path in outs[0].rglob("*"))
-            found = differences(*outs)
+            found, new = differences(*outs)
         num_differ += bool(found)
-        print(f"{case.name}: {num_files} files, {'; '.join(found) or 'equal'}")
+        print(f"{case.name}: {num_files} files, {'equal' if not found else 'differ'}")
+        print(*(f"  {line}" for line in found), sep="\n", end="\n" if found else "")
+        print(*(f"  new: {line}" for line in new), sep="\n", flush=True)
     return num_differ
 
 
 if __name__ == "__main__":
-    here = [Path(word).resolve() for word in sys.argv[1:3]]
-    sys.exit(main(here[0], here[1], sys.argv[3:]))
+    sys.exit(main())
