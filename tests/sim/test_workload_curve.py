@@ -197,3 +197,49 @@ def test_figure_is_the_same_again(sample_rate: float) -> None:
     assert report.pools(need.num_blocks) == pytest.approx(
         need.num_blocks * 16 / (memory.pool_tokens or 0)
     )
+
+
+def test_hits_of_runs_stand_beside_the_curve(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "chats.yaml"
+    config.write_text(CHATS)
+    base = ["run", str(config), "--quiet", "--no-figures"]
+    tier = ["--set", "engine.kv_offloading_size=1.0"]
+    for name, more in (("none", []), ("1GiB", tier)):
+        assert kvsim([*base, *more, "--out", str(tmp_path / name)]) == 0
+    capsys.readouterr()
+    beside = [f"--beside={tmp_path / name}" for name in ("none", "1GiB")]
+    out = tmp_path / "curve"
+    command = ["workload", "curve", str(config), "--json", *beside]
+    assert kvsim([*command, "--out", str(out)]) == 0
+    none, host = json.loads(capsys.readouterr().out)["simulated"]
+    assert (none["num_host_blocks"], none["host_hit_rate"]) == (0, 0.0)
+    assert host["num_blocks"] == 512 > none["num_blocks"] == 300
+    assert host["host_hit_rate"] > 0.1
+    assert host["hit_rate"] == pytest.approx(host["lru_hit_rate"], abs=0.1)
+    assert (out / "figures" / "prefix_hits.png").stat().st_size > 10_000
+    assert kvsim([*command, "--block-size", "32"]) == 2
+    assert "give --block-size 16" in capsys.readouterr().err
+
+
+CHATS = """
+workload:
+  sessions:
+    kind: chat
+    num_sessions: 24
+    arrivals: {kind: poisson, rate: 0.5}
+    turns: {kind: fixed, number: 4}
+    first_prompt_tokens: {kind: lognormal, median: 500, sigma: 0.8}
+    prompt_tokens: {kind: fixed, tokens: 80}
+    output_tokens: {kind: fixed, tokens: 16}
+    think_s: {kind: lognormal, median_s: 15.0, sigma: 0.8}
+    max_context_tokens: 4096
+engine:
+  model: meta-llama/Llama-3.1-8B
+  gpu: h200_sxm
+  num_gpu_blocks_override: 300
+  max_model_len: 4096
+  enable_prefix_caching: true
+cost_intervals: false
+"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ def curve(
     sample_seed: int = 0,
     bounds: int = 16,
     prefix_cache_retention_interval: int = 0,
+    beside: options.Several = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
     quiet: options.Flag = False,
@@ -65,6 +67,9 @@ def curve(
     prefix_cache_retention_interval
         Tokens after which windows are kept; 0, the engine's default, for the ends of
         prompts and where they part only.
+    beside
+        Folder of a run of this traffic, whose hits are drawn beside the curve, those of
+        host memory on top of the GPU's; may be given several times.
     out
         Folder for curve.json, curve.csv and the figure.
     quiet
@@ -72,6 +77,7 @@ def curve(
     """
     from sim.cli.workload.source import requests_of
     from sim.results.output import check_output
+    from sim.studies.prefixes.beside import simulated_hits
     from sim.studies.prefixes.report import CurveQuestion, prefix_report
 
     if out is not None:
@@ -94,6 +100,8 @@ def curve(
     silent = quiet or json
     requests = requests_of(file, from_, set_ or [], skip_bad_lines, quiet=silent)
     report = prefix_report(file.name, requests, question, memory)
+    runs = [simulated_hits(Path(each), report.block_size) for each in beside or ()]
+    report = replace(report, simulated=tuple(runs))
     if out is not None:
         _write(report, out, overwrite=overwrite)
     _print(report, out, quiet=quiet, as_json=json)
@@ -138,6 +146,13 @@ def _print(
 
         print_curve(report)
     print(report.sentence())
+    for row in report.simulated_rows():
+        print(
+            f"{row['name']}: {row['pool_hit_rate']:.1%} found on the GPU, "
+            f"{row['host_hit_rate']:.1%} in host memory; the curve says "
+            f"{row['lru_hit_rate']:.1%} of the larger of both, {row['num_blocks']:,} "
+            f"blocks".replace("%", " %")
+        )
     if quiet:
         return
     for note in report.notes:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from sim.studies.prefixes.beside import SimulatedHits
     from workloads.analysis import CacheNeed, HitCurve, PrefixCurve
     from workloads.spec import RequestSpec
 
@@ -50,6 +51,8 @@ class PrefixReport:
     memory: KvMemory | None  # what a token takes, or None where no model was named
     # what the curve leaves out of these requests, a line each
     notes: tuple[str, ...] = ()
+    # what runs of these requests found
+    simulated: tuple[SimulatedHits, ...] = ()
 
     @property
     def is_bound(self) -> bool:
@@ -124,6 +127,13 @@ class PrefixReport:
             "belady_hit_rate": None if bound is None else curve.token_hit_rate(bound),
         }
 
+    def simulated_rows(self) -> list[dict[str, Any]]:
+        """Return what runs found, and what the curve says of as many blocks."""
+        return [
+            each.to_dict() | {"lru_hit_rate": self.curve.hit_rate_at(each.num_blocks)}
+            for each in self.simulated
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the facts and the answer, JSON-ready, without the rows."""
         curve, need, paths = self.curve, self.need, self.curve.paths
@@ -140,6 +150,7 @@ class PrefixReport:
             "memory": self.memory and self.memory.to_dict(),
             **({"kinds": kinds} if kinds else {}),
             "notes": list(self.notes),
+            **({"simulated": self.simulated_rows()} if self.simulated else {}),
             "need": asdict(need)
             | {
                 "num_tokens": need.num_blocks * self.block_size,

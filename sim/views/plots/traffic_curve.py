@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -31,6 +31,7 @@ def prefix_hits(report: PrefixReport) -> Figure:
         return figure
     _draw_curves(axes, report)
     _mark_answer(axes, report)
+    _draw_simulated(axes, report)
     _scale(axes, report)
     style.legend_above(axes, num_columns=6)
     if report.memory is not None:
@@ -121,6 +122,51 @@ def _mark_answer(axes: Axes, report: PrefixReport) -> None:
         tp = memory.tensor_parallel_size
         gpus = memory.gpu if tp == 1 else f"{tp} x {memory.gpu}"
         axes.axvline(pool, color=style.ORANGE, linestyle="-.", label=f"pool of {gpus}")
+
+
+def _draw_simulated(axes: Axes, report: PrefixReport) -> None:
+    """Draw what runs found: in the pool, and with the host behind it."""
+    runs = report.simulated
+    looks: dict[str, Any] = {
+        "linestyle": "none",
+        "markersize": 7.0,
+        "markeredgecolor": style.BLACK,
+        "markeredgewidth": 0.8,
+        "zorder": 5,
+    }
+    for each in runs:
+        axes.plot(
+            [each.num_blocks] * 2,
+            [100.0 * each.pool_hit_rate, 100.0 * each.hit_rate],
+            color=style.BLACK,
+            linewidth=0.9,
+            zorder=4,
+        )
+        axes.annotate(
+            each.name,
+            (each.num_blocks, 100.0 * each.hit_rate),
+            xytext=(8, -4),
+            textcoords="offset points",
+            va="top",
+            fontsize="small",
+        )
+    if runs:
+        axes.plot(
+            [each.num_blocks for each in runs],
+            [100.0 * each.pool_hit_rate for each in runs],
+            marker="o",
+            markerfacecolor="white",
+            label="simulated: GPU",
+            **looks,
+        )
+        axes.plot(
+            [each.num_blocks for each in runs],
+            [100.0 * each.hit_rate for each in runs],
+            marker="s",
+            markerfacecolor=style.SKY,
+            label="GPU and host",
+            **looks,
+        )
 
 
 def _scale(axes: Axes, report: PrefixReport) -> None:
