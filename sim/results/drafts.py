@@ -86,6 +86,16 @@ class DraftRecorder(Recorder):
             column.extend([0] * (step - len(column)))
             column.append(value)
 
+    def so_far(self) -> tuple[int, int, list[int]]:
+        """Return verifications, draft tokens, and by position how many were accepted.
+
+        Drafts of requests that had ended before are left out.
+        """
+        self._count()
+        num_at_least = self._num_by_accepted[::-1].cumsum()[::-1]
+        num_tokens = int(self._of_request[1].sum())
+        return int(num_at_least[0]), num_tokens, num_at_least[1:].tolist()
+
     def _count(self) -> None:
         """Add what was noted to the numbers of requests and positions."""
         ids, tokens, accepted = (np.array(each, np.int64) for each in self._verified)

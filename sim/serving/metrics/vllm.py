@@ -1,7 +1,7 @@
 """The metrics of vLLM 0.33 under its names, types, labels and bounds.
 
 Source: vLLM 0.33.0, ``vllm/v1/metrics/loggers.py`` and ``buckets.py``. What an engine
-has only with speculative decoding, LoRA, KV connectors or hidden metrics is left out.
+has only with LoRA or hidden metrics, and what single connectors tell, is left out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 from sim.serving.metrics.named import Named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
 
+    from sim.config.engine import EngineConfig
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
     from sim.serving.live import LiveEngine
@@ -113,9 +114,6 @@ class VllmMetrics:
         )
         self._generated = counter("generation_tokens", "Tokens generated.")
         self._success = counter("request_success", "Requests.", "finished_reason")
-        rejections = Named(registry, "vllm:", ("model_name",)).counter(
-            "admission_rejections", "Requests that a full queue refused.", "reason"
-        )
         self._num_prompt = histogram("request_prompt_tokens", "Prompts.", lengths)
         self._num_output = histogram("request_generation_tokens", "Answers.", lengths)
         self._iteration = histogram(
@@ -152,12 +150,33 @@ class VllmMetrics:
         self._computed = histogram(
             "request_prefill_kv_computed_tokens", "Tokens not found cached.", lengths
         )
-        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            rejections.labels(self._model, reason)
+        self._tier = _tier_of(live.config.engine)
+        self._make_drafts(named)
         num_engines = len(live.run.engines)
         self._begin(named, num_engines)
         self._tell_cache(registry, live, num_engines)
+        self._tell_rejections(registry)
         self._told: dict[tuple[int, str], int] = {}
+
+    def _tell_rejections(self, registry: CollectorRegistry) -> None:
+        rejections = Named(registry, "vllm:", ("model_name",)).counter(
+            "admission_rejections", "Requests that a full queue refused.", "reason"
+        )
+        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            rejections.labels(self._model, reason)
+
+    def _make_drafts(self, named: Named) -> None:
+        self._drafts: tuple[Any, ...] = ()
+        if self._live.config.engine.speculative is not None:
+            counter = named.counter
+            self._drafts = (
+                counter("spec_decode_num_drafts", "Drafts that were verified."),
+                counter("spec_decode_num_draft_tokens", "Their tokens."),
+                counter("spec_decode_num_accepted_tokens", "Accepted of these."),
+            )
+            self._by_position = counter(
+                "spec_decode_num_accepted_tokens_per_pos", "By position.", "position"
+            )
 
     def _begin(self, named: Named, num_engines: int) -> None:
         """Show all series from the beginning, as the release does."""
@@ -216,11 +235,9 @@ class VllmMetrics:
         num_prompt, num_hits = request.num_prompt_tokens, request.num_cached_tokens
         self._of(self._prompt, engine).inc(num_prompt)
         self._of(self._cached, engine).inc(num_hits)
-        for source, num in (
-            ("local_compute", num_prompt - num_hits),
-            ("local_cache_hit", num_hits),
-        ):
-            self._of(self._by_source, engine, source).inc(num)
+        self._of(self._by_source, engine, _SOURCES[0]).inc(num_prompt - num_hits)
+        if not self._tier:  # else `state` tells hits of both
+            self._of(self._by_source, engine, _SOURCES[1]).inc(num_hits)
 
     def tokens(self, engine: int, num_tokens: int, gaps_s: Sequence[float]) -> None:
         self._of(self._generated, engine).inc(num_tokens)
@@ -266,7 +283,29 @@ class VllmMetrics:
             self._raise(self._queries, index, told.get("prefix_cache_queries", 0))
             self._raise(self._hits, index, hits)
             self._raise(self._by_tier, index, hits, "device")
+            if self._tier:
+                self._tell_tier(index, hits, told)
+            if self._drafts:
+                self._tell_drafts(index, live.run.recorder.of_rank[index])
         self._raise(self._success, 0, live.num_aborted, "abort")
+
+    def _tell_tier(self, engine: int, num_hits: int, told: Mapping[str, Any]) -> None:
+        num_queries, num_outer = (
+            told.get(f"external_prefix_cache_{name}", 0) for name in ("queries", "hits")
+        )
+        self._raise(self._outer_queries, engine, num_queries)
+        self._raise(self._outer_hits, engine, num_outer)
+        self._raise(self._by_tier, engine, num_outer, self._tier)
+        self._raise(self._by_source, engine, num_hits, _SOURCES[1])
+        self._raise(self._by_source, engine, num_outer, _SOURCES[2])
+
+    def _tell_drafts(self, engine: int, recorder: Any) -> None:
+        num_drafts, num_tokens, num_by_position = recorder.so_far()
+        told = (num_drafts, num_tokens, sum(num_by_position))
+        for metric, num in zip(self._drafts, told, strict=True):
+            self._raise(metric, engine, num)
+        for position, num in enumerate(num_by_position):
+            self._raise(self._by_position, engine, num, str(position))
 
     def _raise(self, counter: Any, engine: int, value: int, *more: str) -> None:
         """Raise a counter to what another one has come to."""
@@ -274,3 +313,12 @@ class VllmMetrics:
         key = (engine, counter._name + "".join(more))
         child.inc(max(0, value - self._told.get(key, 0)))
         self._told[key] = value
+
+
+def _tier_of(table: EngineConfig) -> str:
+    """Return what hits of memory behind the pool are told as; empty without any."""
+    connector = table.kv_transfer_config
+    if connector is not None and connector.extra.secondary_tiers:
+        return _TIERS[-1]  # which of them is not noted
+    is_there = connector is not None or table.kv_offloading_size is not None
+    return _TIERS[1] if is_there else ""

@@ -13,6 +13,8 @@ from tests.shared import ROOT
 from tests.sim.serving.client import MODEL, Client
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prometheus_client.metrics_core import Metric
 
 RELEASE_033 = """
@@ -143,6 +145,56 @@ def test_counts_are_those_of_the_results() -> None:
     known = {sample.name for each in families.values() for sample in each.samples}
     assert len(shown) > 9
     assert shown <= known
+
+
+def asked_in_turn(*settings: str) -> tuple[Mapping[str, Any], dict[str, Metric]]:
+    """Return the summary of a small pool, and what was told of it."""
+    client = Client("engine.num_gpu_blocks_override=200", *settings)
+    try:
+        for index in (0, 1, 2, 0, 1, 2):
+            text = f"{index}" * 4800
+            client.completion(prompt=text, max_tokens=20, ignore_eos=True)
+        families = scraped(client)
+    finally:
+        client.end()
+    (results,) = client.served_engine.results
+    return results.summary, families
+
+
+def test_hits_of_host_memory_are_told() -> None:
+    told, families = asked_in_turn("engine.kv_offloading_size=4")
+    assert told["external_prefix_cache_hits"] > 0
+    for name in ("external_prefix_cache_queries", "external_prefix_cache_hits"):
+        assert value(families[f"vllm:{name}"], "_total") == told[name], name
+    by_source = families["vllm:prompt_tokens_by_source"]
+    named = ("local_compute", "local_cache_hit", "external_kv_transfer")
+    computed, local, outer = (value(by_source, "_total", source=name) for name in named)
+    assert outer == told["external_prefix_cache_hits"]
+    assert local == told["prefix_cache_hits"]
+    # Of a prompt that is found whole, one token is computed again.
+    assert 0 <= computed + local + outer - told["total_input_tokens"] <= 6
+
+
+def test_drafts_are_told() -> None:
+    told, families = asked_in_turn(
+        "workload.acceptance={kind: constant, rate: 0.6}",
+        "engine.speculative_config={method: eagle, num_speculative_tokens: 3}",
+    )
+    num_accepted = told["spec_decode_accepted_tokens"]
+    assert num_accepted > 0
+    for name, expected in (
+        ("num_drafts", told["spec_decode_num_drafts"]),
+        ("num_draft_tokens", told["spec_decode_draft_tokens"]),
+        ("num_accepted_tokens", num_accepted),
+    ):
+        family = families[f"vllm:spec_decode_{name}"]
+        assert value(family, "_total") == expected, name
+    family = families["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    by_position = [
+        value(family, "_total", position=str(position)) for position in range(3)
+    ]
+    assert by_position == sorted(by_position, reverse=True)
+    assert sum(by_position) == num_accepted
 
 
 def test_sglang_has_its_own_names_and_tells_of_its_server() -> None:
