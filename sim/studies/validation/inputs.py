@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sim.results.run import Results
     from sim.studies.validation.observed import Observed, ObservedRequests
     from workloads.spec import RequestSpec
+
+
+OVERTAKES_S: Final = 0.1
+"""Requests that are sent closer together may come in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ def inputs_of(specs: Sequence[RequestSpec], observed: ObservedRequests) -> Input
     Prompt identity is the workload's. A request that was not served keeps the output
     length that the workload gives it.
     """
+    specs, num_overtaken = _as_sent(specs, observed)
     _check_same(specs, observed)
     lines = np.arange(len(specs))
     notes = ["arrivals are the workload's: the measurement has none"]
@@ -63,12 +68,39 @@ def inputs_of(specs: Sequence[RequestSpec], observed: ObservedRequests) -> Input
         found[place] = spec._replace(
             request_id=place, arrival_s=arrival_s, num_output_tokens=num_tokens
         )
+    if num_overtaken:
+        notes.append(
+            f"{num_overtaken:,} requests came to the engine before one that was sent "
+            f"less than {OVERTAKES_S:g} s earlier: they are matched by their prompts"
+        )
     if changed:
         notes.append(
             f"{changed:,} requests got the output length that was measured, which is "
             "not the workload's"
         )
     return Inputs(tuple(found), lines, tuple(notes))
+
+
+def _as_sent(
+    specs: Sequence[RequestSpec], observed: ObservedRequests
+) -> tuple[Sequence[RequestSpec], int]:
+    """Return requests in the order of the measurement, and how many others overtook.
+
+    A workload that a server has recorded has them in the order in which they came.
+    """
+    if observed.arrival_s is None or len(specs) != observed.num_requests:
+        return specs, 0
+    left, found, num_overtaken = list(reversed(specs)), [], 0
+    for num_tokens in observed.num_prompt_tokens.tolist():
+        most_s = left[-1].arrival_s + OVERTAKES_S
+        place = len(left) - 1
+        while left[place].num_prompt_tokens != num_tokens:
+            place -= 1
+            if place < 0 or left[place].arrival_s > most_s:
+                return specs, 0
+        num_overtaken += place < len(left) - 1
+        found.append(left.pop(place))
+    return found, num_overtaken
 
 
 def _check_same(specs: Sequence[RequestSpec], observed: ObservedRequests) -> None:

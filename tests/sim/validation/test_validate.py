@@ -17,6 +17,7 @@ from sim.results.step_table import spans_s
 from sim.simulation.run import Simulation
 from sim.studies.validation import compare
 from sim.studies.validation.fit import parse_term
+from sim.studies.validation.inputs import inputs_of
 from sim.studies.validation.observed import (
     MeasuredError,
     Observed,
@@ -35,6 +36,7 @@ from tests.sim.validation.runs import (
     write_requests,
     write_series,
 )
+from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,6 +184,37 @@ def test_arrivals_and_lengths_are_those_measured(measured: Observed) -> None:
     np.testing.assert_array_equal(ours.num_prompt_tokens, later.num_prompt_tokens)
     assert (ours.num_output_tokens == 7).all()
     assert any("got the output length that was measured" in n for n in found.notes)
+
+
+@pytest.mark.parametrize(("apart_s", "is_taken"), [(0.05, True), (0.5, False)])
+def test_requests_that_overtook_others_are_matched_by_their_prompts(
+    apart_s: float, *, is_taken: bool
+) -> None:
+    """A server records requests as they come, a client as they were sent."""
+    sizes = [100, 200, 300, 300, 400]
+    sent = [
+        RequestSpec(number, number * apart_s, ((number, size),), 5, 99 + number)
+        for number, size in enumerate(sizes)
+    ]
+    came = [sent[1], sent[0], *sent[2:]]
+    recorded = [
+        each._replace(request_id=place, arrival_s=place * apart_s)
+        for place, each in enumerate(came)
+    ]
+    observed = ObservedRequests(
+        num_prompt_tokens=np.array(sizes),
+        num_output_tokens=np.full(len(sizes), 5),
+        ttft_s=np.full(len(sizes), 0.1),
+        e2el_s=np.full(len(sizes), 0.2),
+        arrival_s=np.array([each.arrival_s for each in sent]),
+    )
+    if is_taken:
+        found = inputs_of(recorded, observed)
+        assert [each.num_prompt_tokens for each in found.specs] == sizes
+        assert "1 requests came to the engine before one" in found.notes[-1]
+    else:
+        with pytest.raises(MeasuredError, match="in the same order"):
+            inputs_of(recorded, observed)
 
 
 def test_another_workload_is_refused(measured: Observed) -> None:
