@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants faults sbom check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants ways faults sbom check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -77,10 +77,16 @@ SEED ?= 0
 fuzz-inputs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.doors $(INPUTS) --seed $(SEED)
 
-# make mutants MUTANTS=400: faults in the core, and whether the tests that cover it notice.
+# make mutants MUTANTS=400: faults in the core, and whether the tests that cover it notice;
+# WITH=--again runs survivors again.
 MUTANTS ?= 400
 mutants: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.mutants $(MUTANTS)
+	$(BIN)/python -m tests.mutants $(MUTANTS) $(WITH)
+
+# make ways PYTHONS="DIR/bin/python3.12 DIR/bin/python3.13": the same bytes of the examples on other
+# Pythons that have kvsim, and under other hash seeds, locales, time zones and numbers of processes.
+ways: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.identity.ways $(PYTHONS:%=--python %)
 
 # make faults STOPS=20: commands stopped by signals at random moments, so many of each.
 STOPS ?= 20

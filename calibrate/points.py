@@ -9,6 +9,7 @@ import numpy as np
 
 from calibrate.estimators import ESTIMATORS, DecodeAttention, PrefillAttention
 from sim.errors import UserError
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,7 +108,7 @@ def _fastest(operation: str, by_variant: Mapping[str, Sequence[OpTable]]) -> str
             abs(np.log2(1 + value) - np.log2(1 + typical.get(axis, value)))
             for axis, value in point
         ]
-        return float(sum(octaves)), point
+        return float(added(octaves)), point
 
     nearest = min(shared, key=distance)
     return min(sorted(points), key=lambda name: points[name][nearest])

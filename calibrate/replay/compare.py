@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.replay.log import KINDS, kind_of
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -226,10 +227,10 @@ def _of_kind(kind: str, rows: Sequence[Row], num_recorded: int) -> OfKind:
         num_recorded=num_recorded,
         whole=_errors([row.error for row in rows]),
         device=_errors([row.device_error for row in rows]),
-        predicted_s=sum(row.predicted_s for row in rows),
-        measured_s=sum(row.wall_s for row in rows),
-        predicted_device_s=sum(row.predicted_device_s for row in rows),
-        device_s=sum(row.device_s for row in rows),
+        predicted_s=added(row.predicted_s for row in rows),
+        measured_s=added(row.wall_s for row in rows),
+        predicted_device_s=added(row.predicted_device_s for row in rows),
+        device_s=added(row.device_s for row in rows),
         host_p50_s=float(np.median([row.wall_s - row.device_s for row in rows])),
         extrapolated_share=sum(row.extrapolated for row in rows) / len(rows),
     )

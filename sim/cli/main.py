@@ -7,6 +7,7 @@ ours, 130 for Ctrl-C.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from contextlib import ExitStack
 from io import TextIOWrapper
@@ -108,6 +109,9 @@ def build_app() -> App:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``kvsim`` and leave with its exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as where a service starts it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be bytes

@@ -9,6 +9,7 @@ from pydantic import Field
 from sim.config.types import ConfigTable
 from sim.errors import SchedulerError
 from sim.scheduler.v1.dialect import FIRST_ASYNC_MINOR, dialect_of
+from workloads.sums import added
 
 Seconds = Annotated[float, Field(ge=0, le=10)]
 
@@ -41,7 +42,7 @@ class FrontEndConfig(ConfigTable):
 
     def total_s(self, engine_version: str) -> float:
         """Return both ways together, in seconds."""
-        return sum(self._ways_s(engine_version))
+        return added(self._ways_s(engine_version))
 
     def describe(self, engine_version: str) -> dict[str, Any]:
         """Return both times, their source and its interval."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from sim.hardware.interconnects import GATHERING
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.quantization import quantization_scheme
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from sim.hardware.interconnects import All2AllBackend, Interconnect
@@ -108,7 +109,7 @@ class Exchange:
         share, start_s = _EXCHANGE_SHARE, _EXCHANGE_S
         if self.backend == GATHERING:
             share, start_s = _GATHER_SHARE, _GATHER_S + self.nodes.around_s
-        return sum(
+        return added(
             start_s + self.nodes.seconds(local * size, between * size, share)
             for size in (self.sent_bytes, self.returned_bytes)
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.costs.parts import late_s
 from sim.costs.roofline import RooflineCost
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from sim.costs.base import StepCost
@@ -56,7 +57,7 @@ class EagerRooflineCost(RooflineCost):
         if not num_tokens:
             return cost
         kernels_s = self.token_parts(num_tokens)[2]
-        gpu_s = kernels_s + sum(cost.parts[:5])
+        gpu_s = kernels_s + added(cost.parts[:5])
         late = float(late_s(self.launching_s, gpu_s))
         if not late:
             return cost

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from numpy import ndarray
 
 from sim.costs.parts import Count, Line, Memo, Seconds, larger, smaller, where
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,12 +146,12 @@ class Mixture:
         """
         sequence_s = self.decode_sequence_s + self.states.sequence_s
         value_s: Seconds = sequence_s * num_decodes
-        slope_s = sum(group.kv_token_s for group in self.groups)
+        slope_s = added(group.kv_token_s for group in self.groups)
         found = [(0 * num_decodes, value_s, slope_s)]
         for limit in sorted({g.decode_limit for g in self.groups if g.decode_limit}):
             first, start = num_decodes * limit, found[-1][0]
             value_s = value_s + slope_s * (first - start)
-            slope_s = sum(
+            slope_s = added(
                 group.kv_token_s
                 for group in self.groups
                 if not group.decode_limit or group.decode_limit > limit

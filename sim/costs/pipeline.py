@@ -9,6 +9,7 @@ from sim.costs.base import StepCost
 from sim.costs.collectives import all_reduce_s
 from sim.hardware.interconnects import DEFAULT_NETWORK, INTERCONNECTS, link_of
 from sim.hardware.models.architecture import dtype_bytes
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,11 +124,11 @@ class PipelineCost:
         costs = self._costs(shape)
         sent_s = self._sent_s(shape)
         parts = [
-            sum(each) for each in zip(*(cost.parts for cost in costs), strict=True)
+            added(each) for each in zip(*(cost.parts for cost in costs), strict=True)
         ]
         parts[StepCost._fields.index("allreduce_s") - 1] += sent_s
         total_s, lo_s, hi_s = (
-            sum(each) + sent_s
+            added(each) + sent_s
             for each in zip(*((c.total_s, c.lo_s, c.hi_s) for c in costs), strict=True)
         )
         is_outside = any(cost.extrapolated for cost in costs)
@@ -136,7 +137,7 @@ class PipelineCost:
     def _sent_s(self, shape: BatchShape) -> float:
         num_tokens = shape.num_decodes + shape.num_prefill_tokens
         links = range(1, len(self._stages))
-        return sum(self._links.send_s(stage, num_tokens) for stage in links)
+        return added(self._links.send_s(stage, num_tokens) for stage in links)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
         """Return seconds on the way to each stage, and in it; the batch has tokens."""

@@ -11,6 +11,7 @@ from sim.costs.parts import Memo
 from sim.costs.volumes import decode_key_flops
 from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape, VerifyingShape
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +88,7 @@ class ModelDrafter:
             return 0.0, 0.0
         passes = zip(*map(self._passes, shapes), strict=True)
         experts_s, exchange_s = zip(*map(model.together, passes), strict=True)
-        return sum(experts_s), sum(exchange_s)
+        return added(experts_s), added(exchange_s)
 
     def describe(self) -> dict[str, Any]:
         told = self._model.describe()
@@ -298,7 +299,7 @@ def pair_s(
 def _added(first: StepCost, *others: StepCost) -> StepCost:
     """Return steps in a row as one; only the first has bounds of its own."""
     columns = zip(first.parts, *[each.parts for each in others], strict=True)
-    parts = tuple(map(sum, columns))
+    parts = tuple(map(added, columns))
     flag = first.extrapolated or any(each.extrapolated for each in others)
     return _with_parts(first, parts, extrapolated=flag)
 
@@ -308,7 +309,7 @@ def _with_parts(
 ) -> StepCost:
     """Return a cost with other parts, whose sum and bounds move along."""
     before_s, lo_s, hi_s = cost.total_s, cost.lo_s, cost.hi_s
-    total_s = before_s + (sum(parts) - sum(cost.parts))
+    total_s = before_s + (added(parts) - added(cost.parts))
     moved_s = total_s - before_s
     lo_s = max(lo_s + moved_s, total_s * lo_s / before_s)
     return StepCost._make((total_s, *parts, extrapolated, lo_s, hi_s + moved_s))

@@ -12,6 +12,7 @@ from sim.engine.beside import Beside
 from sim.engine.links import Copy, Link
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferReport
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from cache.tiers import TierHierarchy
@@ -233,7 +234,7 @@ class OffloadedSteps(Beside):
         host_s = 0.0
         if computes:
             end_s = link.step(total_s)
-            host_s = sum(self._submit(job, is_hidden=True) for job in loads)
+            host_s = added(self._submit(job, is_hidden=True) for job in loads)
         else:
             end_s = link.now_s + total_s
             for job in loads:

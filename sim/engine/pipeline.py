@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from sim.scheduler.base import ScheduledDrafts, SchedulerOutput
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +145,7 @@ class Stages:
                 end_s = max(end_s, known_s)
         self._free_s = free_s
         self._last_s = end_s
-        alone_s = sum([sent_s + stage_s for sent_s, stage_s in times])
+        alone_s = added([sent_s + stage_s for sent_s, stage_s in times])
         self._overlapped_s += max(alone_s - (end_s - max(before_s, now_s)), 0.0)
         return end_s
 

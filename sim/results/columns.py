@@ -1,7 +1,15 @@
-"""Columns that grow by chunks of arrays: a few bytes a value, not an object."""
+"""Columns that grow by chunks of arrays: a few bytes a value, not an object.
+
+Long ones lie in files that have no name, and are mapped: of millions of requests no
+column stays in memory, and pages of a file are given back when others need the room.
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +25,8 @@ Array = npt.NDArray[Any]
 
 _FIRST_ROWS = 1024
 _INT32 = np.iinfo(np.int32)
+SPILLED_BYTES = 1 << 23
+"""Of a column in memory; what is longer goes to a file."""
 
 
 class Columns:
@@ -45,7 +55,7 @@ class Columns:
 
 
 class _Column:
-    """One array that is enlarged by half whenever it is full.
+    """One array that is enlarged by half whenever it is full, up to `SPILLED_BYTES`.
 
     Large arrays go back to the operating system as soon as they are let go; many
     small ones would not.
@@ -57,21 +67,76 @@ class _Column:
             _FIRST_ROWS, np.int32 if self._kind == np.int64 else kind
         )
         self._num_rows = 0
+        self._file: _File | None = None
+        """Rows before those in memory."""
 
     def add(self, values: Array) -> None:
         if self._values.dtype != self._kind and not _fit(values):
-            self._values = self._values.astype(self._kind)
+            self._widen()
         until = self._num_rows + len(values)
+        if until > len(self._values) and self._rows.nbytes >= SPILLED_BYTES:
+            self._spill()
+            until = len(values)
         if until > len(self._values):
             # What is not written to costs no memory yet, as with np.resize it would.
             room = np.empty(until + until // 2, self._values.dtype)
-            room[: self._num_rows] = self.values()
+            room[: self._num_rows] = self._rows
             self._values = room
         self._values[self._num_rows : until] = values
         self._num_rows = until
 
-    def values(self) -> Array:
+    @property
+    def _rows(self) -> Array:
+        """Those in memory."""
         return self._values[: self._num_rows]
+
+    def _widen(self) -> None:
+        """Give integers eight bytes."""
+        earlier = self.values() if self._file else None
+        self._values = self._values.astype(self._kind)
+        if earlier is not None:
+            self._file = _File(earlier.astype(self._kind))
+
+    def _spill(self) -> None:
+        """Move what is in memory to the end of the file."""
+        if self._file is None:
+            self._file = _File()
+        self._file.append(self._rows)
+        self._num_rows = 0
+
+    def values(self) -> Array:
+        if self._file is None:
+            return self._rows
+        self._spill()
+        return self._file.mapped(self._values.dtype)
+
+
+class _File:
+    """A file without a name, which goes when nothing refers to it or maps it."""
+
+    def __init__(self, values: Array | None = None) -> None:
+        with tempfile.TemporaryFile() as file:
+            self._handle = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._handle)
+        if values is not None:
+            self.append(values)
+
+    def append(self, values: Array) -> None:
+        left = np.ascontiguousarray(values).view(np.uint8).data
+        while left:
+            left = left[os.write(self._handle, left) :]
+
+    def mapped(self, kind: np.dtype[Any]) -> Array:
+        """Return what there is as a read-only array."""
+        whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(whole, kind)
+
+
+def spilled(values: Array) -> Array:
+    """Return an array as it is, or from a file, if it is a long one."""
+    if values.nbytes < SPILLED_BYTES:
+        return values
+    return _File(values).mapped(values.dtype)
 
 
 def _fit(values: Array) -> bool:

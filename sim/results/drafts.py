@@ -12,6 +12,7 @@ from sim.results import schema
 from sim.results.recorder import Recorder, Recording
 from sim.results.step_table import spans_s
 from sim.results.table import ResultTable, to_arrow
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ def draft_numbers(
         "spec_decode_draft_tokens": num_tokens,
         "spec_decode_accepted_tokens": num_accepted,
         "spec_decode_per_position_acceptance_rates": per_position,
-        "kv_cache_usage_drafts_mean": sum(blocks_s) / whole_s,
+        "kv_cache_usage_drafts_mean": added(blocks_s) / whole_s,
     }
 
 

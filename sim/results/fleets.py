@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.metrics import cache_and_queues, latencies, throughput
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,14 +93,14 @@ def gpu_hours(
             for engine, seconds in zip(engines, up_s, strict=True)
             if engine["pool"] == pool["pool"]
         ]
-        pool["gpu_hours"] = sum(own_s) / 3600.0 * pool["num_gpus"]
-    told: dict[str, Any] = {"gpu_hours": sum(pool["gpu_hours"] for pool in pools)}
+        pool["gpu_hours"] = added(own_s) / 3600.0 * pool["num_gpus"]
+    told: dict[str, Any] = {"gpu_hours": added(pool["gpu_hours"] for pool in pools)}
     if prices is not None:
         for pool in pools:
             price = prices.per_gpu_hour[Path(pool["gpu"]).name]
             pool["cost"] = pool["gpu_hours"] * price
         told |= {
-            "cost_of_gpus": sum(pool["cost"] for pool in pools),
+            "cost_of_gpus": added(pool["cost"] for pool in pools),
             "currency": prices.currency,
         }
     return told

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results.schema import OF_REQUESTS, PERCENTILES, STATISTICS
-from sim.results.selection import percentiles
+from sim.results.selection import MAX_NUM_SORTED, percentiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
@@ -38,10 +38,19 @@ def distribution_ms(name: str, values_s: Floats) -> dict[str, float | None]:
     if not len(known):
         return _in_ms(name, None)
     mean = float(np.average(known))
-    std = float(np.sqrt(np.average((known - mean) ** 2)))
-    ones = np.ones(len(known), np.int64)
-    found = percentiles(lambda: [(known, ones)], PERCENTILES, len(known))
-    return _in_ms(name, (mean, std, found))
+    squares = known - mean
+    squares *= squares
+    std = float(np.sqrt(np.average(squares)))
+    del squares
+    return _in_ms(name, (mean, std, percentiles(lambda: _batches(known), PERCENTILES)))
+
+
+def _batches(values: Floats) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
+    """Yield values, each with the weight 1."""
+    ones = np.ones(min(len(values), MAX_NUM_SORTED), np.int64)
+    for first in range(0, len(values), MAX_NUM_SORTED):
+        some = values[first : first + MAX_NUM_SORTED]
+        yield some, ones[: len(some)]
 
 
 def _itl_ms(itl: InterTokenLatencies) -> dict[str, float | None]:

@@ -19,6 +19,7 @@ from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies
 from sim.results.totals import StepTotals
 from sim.results.transfers import OffloadRecorder, joined_tiers
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,7 +277,7 @@ def merged(
         ),
         totals=StepTotals.merged([each.totals for each in recordings]),
         streaks=recordings[0].streaks,
-        occupancy_s=sum(each.occupancy_s for each in recordings),
+        occupancy_s=added(each.occupancy_s for each in recordings),
         group_table=_joined(found, "time_s", part) if found else None,
         tree_table=_joined(trees, "time_s", part) if trees else None,
         transfer_table=_joined(copies, "begin_s", part) if copies else None,

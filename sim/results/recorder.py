@@ -103,7 +103,8 @@ class Recorder:
 
     Memory does not grow with the number of steps, if the sink's does not: steps go
     there in batches of a fixed length, the same whether they were taken one by one or
-    in stretches. A request costs about 100 bytes, a preemption about 70.
+    in stretches. A request costs about 100 bytes, a preemption about 70, and of many
+    neither: long columns lie in files.
 
     Parameters
     ----------

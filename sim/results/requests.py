@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Columns, Texts
+from sim.results.columns import Columns, Texts, spilled
 from sim.results.table import arrow_table
 from sim.results.tokens import Streaks
 from sim.scheduler.request import RequestStatus
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS = 2048
 _LEAST_CHUNK_ROWS = 64
+_NUM_SORTED = 1 << 18
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 _READ = (
@@ -157,29 +158,54 @@ class RequestRows:
             The end; rows of requests that are there still have been added.
         """
         self._flush()
-        arrival_s, finish_s = map(self._columns.values, ("arrival_s", "finish_s"))
         is_served = self._columns.values("status") < len(_SERVED)
-        gone_s = np.concatenate([finish_s[is_served], left_s])
-        times_s = np.concatenate([arrival_s, gone_s])
-        changes = np.repeat([1, -1], [len(arrival_s), len(gone_s)])
-        order = np.argsort(times_s, kind="stable")
-        times_s = np.append(times_s[order], now_s)
-        num_there = np.cumsum(changes[order])
-        # cumsum adds one by one: an integral as the events of the run would add it up
-        return float(np.cumsum(num_there * np.diff(times_s))[-1]) if len(order) else 0.0
+        gone_s = self._columns.values("finish_s")[is_served]
+        if len(left_s):
+            gone_s = np.concatenate([gone_s, left_s])
+        gone_s.sort()
+        came_s = np.sort(self._columns.values("arrival_s"))
+        return _occupancy_s(came_s, gone_s, now_s)
 
     def table(self) -> pa.Table:
         """Return all rows, sorted by id; nothing can be added afterwards."""
         self._flush()
         request_id = self._columns.pop("request_id")
         order = np.argsort(request_id, kind="stable")
-        columns: dict[str, Any] = {"request_id": request_id[order]}
+        columns: dict[str, Any] = {"request_id": spilled(request_id[order])}
         for name in (*list(_REQUEST_FACTS)[1:], "status", "reason"):
-            columns[name] = self._columns.pop(name)[order]
+            columns[name] = spilled(self._columns.pop(name)[order])
         _derive(columns, self._front_end_s)
         columns["status"] = _STATUS_TEXTS.array(columns["status"])
         columns["reason"] = self._reasons.array(columns["reason"])
         return arrow_table(columns, schema.REQUESTS)
+
+
+def _occupancy_s(came_s: Array, gone_s: Array, now_s: float) -> float:
+    """Return the integral of how many are there, of the sorted times of both."""
+    num_there, occupancy_s, last_s = 0, 0.0, None
+    came, gone = 0, 0
+    while came < len(came_s) or gone < len(gone_s):
+        # Events up to a time, as many as are sorted at once at the most but for ties.
+        until_s = min(
+            times_s[min(at + _NUM_SORTED, len(times_s)) - 1]
+            for times_s, at in ((came_s, came), (gone_s, gone))
+            if at < len(times_s)
+        )
+        ends = [
+            int(np.searchsorted(each, until_s, "right")) for each in (came_s, gone_s)
+        ]
+        some = came_s[came : ends[0]], gone_s[gone : ends[1]]
+        came, gone = ends
+        times_s = np.concatenate(some)
+        changes = np.repeat([1, -1], [len(some[0]), len(some[1])])
+        order = np.argsort(times_s, kind="stable")
+        times_s, there = times_s[order], num_there + np.cumsum(changes[order])
+        spans_s = np.diff(times_s, prepend=times_s[0] if last_s is None else last_s)
+        before = np.concatenate([[num_there], there[:-1]])
+        # cumsum adds one by one: an integral as the events of the run would add it up
+        occupancy_s = float(np.cumsum(np.append(occupancy_s, before * spans_s))[-1])
+        num_there, last_s = int(there[-1]), times_s[-1]
+    return occupancy_s if last_s is None else occupancy_s + num_there * (now_s - last_s)
 
 
 def _derive(columns: dict[str, Array], front_end_s: float) -> None:
@@ -189,16 +215,19 @@ def _derive(columns: dict[str, Array], front_end_s: float) -> None:
         num_tokens - columns["num_prompt_tokens"]
     )
     generated = columns["num_generated_tokens"]
-    columns["num_generated_tokens"] = np.where(generated == 0, num_output, generated)
+    columns["num_generated_tokens"] = spilled(
+        np.where(generated == 0, num_output, generated)
+    )
     arrival_s = columns["arrival_s"]
-    columns["queue_s"] = columns["first_scheduled_s"] - arrival_s
-    ttft_s = columns["ttft_s"] = columns["first_token_s"] - arrival_s
-    e2el_s = columns["e2el_s"] = columns["finish_s"] - arrival_s
-    columns["tpot_s"] = tpot_s = np.full(len(arrival_s), np.nan)
+    columns["queue_s"] = spilled(columns["first_scheduled_s"] - arrival_s)
+    ttft_s = columns["ttft_s"] = spilled(columns["first_token_s"] - arrival_s)
+    e2el_s = columns["e2el_s"] = spilled(columns["finish_s"] - arrival_s)
+    tpot_s = np.full(len(arrival_s), np.nan)
     np.divide(e2el_s - ttft_s, num_output - 1, out=tpot_s, where=num_output > 1)
+    columns["tpot_s"] = spilled(tpot_s)
     if front_end_s:
         for name in ("ttft_s", "e2el_s"):
-            columns[name] = columns[name] + front_end_s
+            columns[name] = spilled(columns[name] + front_end_s)
 
 
 class PreemptionRows:

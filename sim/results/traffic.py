@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results import schema
-from sim.results.columns import Texts
+from sim.results.columns import Texts, spilled
 from sim.results.table import ResultTable, to_arrow
 from workloads.columns import RequestColumns
 
@@ -63,7 +63,7 @@ class Traffic:
         table = recording.request_table
         parents = table["parent_id"]
         columns: dict[str, Any] = {
-            name: to_arrow(_short(_taken(getattr(self, name), parents)))
+            name: to_arrow(spilled(_short(_taken(getattr(self, name), parents))))
             for name in ("session_id", "turn", "priority")
         }
         columns["slo_class"] = self.slo_classes.array(_taken(self.slo_code, parents))

@@ -12,6 +12,7 @@ from sim.results.recorder import Recorder, Recording
 from sim.results.transfers import OffloadRecorder, transfer_numbers
 from sim.results.verdict import judged
 from sim.simulation import ranks
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,7 @@ def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:
         return {}
     overlapped_s, num_wasted_tokens = zip(*ahead, strict=True)
     return {
-        "overlapped_s": sum(overlapped_s),
+        "overlapped_s": added(overlapped_s),
         "num_wasted_tokens": sum(num_wasted_tokens),
     }
 

@@ -12,6 +12,7 @@ from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
 from sim.errors import ConfigError
 from sim.results.metrics import cache_and_queues, latencies, throughput
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +138,7 @@ def let_run_ahead(engines: Engines) -> None:
 def merged_counters(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the counters of several schedulers added up, and their hit rate."""
     whole = {
-        key: sum(each[key] for each in told)
+        key: added(each[key] for each in told)
         if isinstance(value, int | float) and not isinstance(value, bool)
         else value
         for key, value in told[0].items()
@@ -159,7 +160,7 @@ def numbers_of_ranks(
     found: dict[str, Any] = {"ranks": ranks}
     if lock is not None:
         busy_s = recording.totals.busy_s
-        wait_s = sum(recorders.wait_s(rank) for rank in range(len(ranks)))
+        wait_s = added(recorders.wait_s(rank) for rank in range(len(ranks)))
         found |= {
             "num_waves": lock.num_waves,
             "num_dummy_steps": sum(each["num_dummy_steps"] for each in ranks),

@@ -1,153 +1,113 @@
-"""``make mutants N=400``: sample faults, run the tests that cover them, tell survivors.
+"""``make mutants MUTANTS=400``: sample faults, run the tests that cover them.
 
-Each mutant is a process forked from one that has imported what tests need, with the
-changed module in place of its file. Results go to a file as they come: what is in it is
-not run again.
+One pytest session collects all tests and measures which blocks of statements each of
+them runs. Each mutant is a fork of it: the functions of a module get changed code, and
+tests that run the changed block follow, the quickest first, until one fails. Results go
+to a file as they come: what is in it is not run again, survivors are with --again.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.util
 import json
-import os
 import random
-import resource
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.mutants.coverage import CORE, tests_of
+import pytest
+
+from tests.mutants.core import core_mutants
 from tests.mutants.equivalent import EQUIVALENT
-from tests.mutants.operators import Mutant, mutants_of, mutated
+from tests.mutants.server import Server
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
+
+    from tests.mutants.operators import Mutant
 
 SEED = 29
-LIMIT_S = 60
-"""Of a test: one that takes longer goes round in circles, which is noticed."""
-MEMORY_BYTES = 6 * 2**30
-_NOTICED = (1, 2)
-"""What pytest ends with where a test fails, or a module cannot be imported."""
 MOST_UNEXPLAINED = 0.03
-
-
-class _InPlace(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module another source."""
-
-    def __init__(self, name: str, path: Path, source: str) -> None:
-        self._name, self._path, self._source = name, path, source
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: Any = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        is_package = self._path.name == "__init__.py"
-        return importlib.util.spec_from_file_location(
-            fullname,
-            self._path,
-            loader=self,
-            submodule_search_locations=[str(self._path.parent)] if is_package else None,
-        )
-
-    def exec_module(self, module: Any) -> None:
-        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
-
-
-def core() -> list[Mutant]:
-    """Return all faults of the core, in order."""
-    found = []
-    for pattern in CORE:
-        for path in sorted(ROOT.glob(pattern)):
-            found += mutants_of(path, str(path.relative_to(ROOT)))
-    return found
-
-
-def outcome(mutant: Mutant) -> str:
-    """Return ``killed`` or ``survived``."""
-    path = ROOT / mutant.path
-    source = mutated(path.read_text(encoding="utf-8"), mutant.number)
-    pid = os.fork()
-    if not pid:
-        _run_tests(mutant, path, source)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return "killed"
-    code = os.WEXITSTATUS(status)
-    if code and code not in _NOTICED:
-        raise RuntimeError(f"{mutant.name}: pytest itself failed, with {code}")
-    return "killed" if code else "survived"
-
-
-def _run_tests(mutant: Mutant, path: Path, source: str) -> None:
-    """Run the tests in this process, which ends with their status."""
-    import pytest  # noqa: PLC0415 - what forks needs it, not what samples
-
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    name = mutant.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    sys.meta_path.insert(0, _InPlace(name, path, source))
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    options = ["-x", "-q", "-m", "not slow", f"--timeout={LIMIT_S}", "--tb=no"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    for group in tests_of(mutant.path):
-        code = pytest.main([*options, *group])
-        if code:
-            os._exit(int(code))
-    os._exit(0)
-
-
-def _warm_up() -> None:
-    """Import what no mutant is in, so that a fork has it."""
-    for name in ("numpy", "pandas", "pyarrow.parquet", "pytest", "yaml"):
-        __import__(name)
-    for name in ("scipy.stats", "simpy", "pydantic", "cyclopts", "rich.table"):
-        __import__(name)
+LEFT_OUT = (
+    *("notebooks", "hosted", "faults", "bench", "doors", "mutants", "test_*.py"),
+    *("sim/explore", "sim/exports", "sim/report", "sim/serving", "sim/api"),
+    *("sim/test_plot*", "sim/test_sweep*", "calibrate/test_[!c]*", "sim/planning"),
+    *("calibrate/test_c[!a]*", "sim/validation", "sim/test_capacity*"),
+)
+"""Tests that are about pages, processes, pictures and the like."""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("number", type=int, nargs="?", default=400)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--only", default="", help="modules that begin so")
+    parser.add_argument("--only", nargs="*", default=[""], help="what names begin with")
+    parser.add_argument("--again", action="store_true", help="run survivors again")
+    parser.add_argument("--slow", action="store_true", help="slow tests, too")
+    parser.add_argument("--at-once", type=int, default=1, help="mutants")
+    parser.add_argument("--measured", action="store_true", help="only known tests")
+    parser.add_argument("--budget-s", type=float, default=60.0, help="of tests, each")
     parser.add_argument("--log", type=Path, default=ROOT / "results/mutants.jsonl")
+    parser.add_argument("--tests", nargs="*", default=["tests"])
     asked = parser.parse_args(arguments)
-    every = [each for each in core() if each.path.startswith(asked.only)]
-    number = min(asked.number, len(every))
-    sampled = random.Random(asked.seed).sample(every, number)
-    asked.log.parent.mkdir(parents=True, exist_ok=True)
-    told: dict[str, str] = {}
+    every = core_mutants()
+    drawn = random.Random(asked.seed).sample([*every], min(asked.number, len(every)))
+    sampled = [name for name in drawn if name.startswith(tuple(asked.only))]
+    number = len(sampled)
+    told: dict[str, dict[str, Any]] = {}
     if asked.log.exists():
         for line in asked.log.read_text(encoding="utf-8").splitlines():
             told.update(json.loads(line))
-    _warm_up()
-    with asked.log.open("a", encoding="utf-8") as log:
-        for done, mutant in enumerate(sampled):
-            if mutant.name not in told:
-                began_s = time.monotonic()
-                told[mutant.name] = outcome(mutant)
-                log.write(json.dumps({mutant.name: told[mutant.name]}) + "\n")
+
+    def work(server: Server) -> None:
+        names_of = {id(every[name]): name for name in sampled}
+        left = [
+            every[name]
+            for name in sampled
+            if name not in told
+            or (asked.again and not told[name]["by"] and name not in EQUIVALENT)
+        ]
+        chosen = {id(mutant): _tests_for(server, mutant) for mutant in left}
+        trials = ((mutant, chosen[id(mutant)]) for mutant in left)
+        with asked.log.open("a", encoding="utf-8") as log:
+            for mutant, by in server.first_failures(trials, asked.at_once):
+                name, tests = names_of[id(mutant)], chosen[id(mutant)]
+                told[name] = {"by": by, "run": len(tests)}
+                log.write(json.dumps({name: told[name]}) + "\n")
                 log.flush()
-                took_s = time.monotonic() - began_s
-                print(f"{done + 1}/{number} {told[mutant.name]:<14} {took_s:5.1f} s  "
-                      f"{mutant.name}", flush=True)  # fmt: skip
-    survivors = [each for each in sampled if told[each.name] == "survived"]
-    open_ones = [each for each in survivors if each.name not in EQUIVALENT]
+                outcome = "noticed " if by else "survived"
+                done = sum(name in told for name in sampled)
+                print(f"{done}/{number} {outcome} {name}", flush=True)
+
+    def _tests_for(server: Server, mutant: Mutant) -> list[str]:
+        """Return the tests of a mutant, as many as its time allows."""
+        covering = server.tests_of(mutant)
+        chosen: list[str] = []
+        left_s = asked.budget_s
+        for test in [*covering, *server.beside(covering)]:
+            left_s -= server.seconds(test) + 0.01
+            if left_s < 0:
+                break
+            chosen.append(test)
+        return chosen
+
+    asked.log.parent.mkdir(parents=True, exist_ok=True)
+    kept = "coverage-slow.npz" if asked.slow else "coverage.npz"
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+    options += [] if asked.slow else ["-m", "not slow"]
+    options += [f"--ignore-glob={ROOT / 'tests' / path}" for path in LEFT_OUT]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    server = Server(asked.log.with_name(kept), work, measures=not asked.measured)
+    pytest.main([*options, *asked.tests], plugins=[server])
+    survivors = [name for name in sampled if not told[name]["by"]]
+    open_ones = [name for name in survivors if name not in EQUIVALENT]
     print(
         f"{number} of {len(every):,} faults: {number - len(survivors)} noticed, "
         f"{len(survivors) - len(open_ones)} equivalent, {len(open_ones)} not noticed"
     )
-    for each in open_ones:
-        print(f"  {each.name}")
+    for name in open_ones:
+        print(f"  line {every[name].line} of {name}")
     return int(len(open_ones) > MOST_UNEXPLAINED * number)
 
 

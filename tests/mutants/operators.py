@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,51 +40,68 @@ class Mutant:
     number: int
     """Its place among the faults that the module can have."""
     line: int
+    block: str
+    """The block of statements that it is in, as `blocks_of` calls it."""
     what: str
 
     @property
     def name(self) -> str:
-        return f"{self.path}:{self.line} #{self.number}: {self.what}"
+        """Return a name that holds while other functions change."""
+        return f"{self.path}:{self.block.partition('#')[0]}: {self.what}"
 
 
 def mutants_of(path: Path, shown: str) -> list[Mutant]:
     """Return all faults that a module can have."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [
-        Mutant(shown, number, getattr(node, "lineno", 0), what)
-        for number, (node, what, _) in enumerate(_faults(tree))
+        Mutant(shown, number, getattr(node, "lineno", 0), block, what)
+        for number, (block, (node, what, _)) in enumerate(_faults(tree))
     ]
 
 
-def mutated(source: str, number: int) -> str:
+def mutated(source: str, number: int) -> ast.Module:
     """Return a module with one of its faults."""
-    tree = deepcopy(ast.parse(source))
-    for place, (_, _, change) in enumerate(_faults(tree)):
+    tree = ast.parse(source)
+    for place, (_, (_, _, change)) in enumerate(_faults(tree)):
         if place == number:
             change()
-            return ast.unparse(ast.fix_missing_locations(tree))
+            return ast.fix_missing_locations(tree)
     raise ValueError(f"there is no fault {number}")
 
 
 _Fault = tuple[ast.AST, str, "Callable[[], None]"]
 
 
-def _faults(tree: ast.Module) -> Iterator[_Fault]:
+def _faults(tree: ast.Module) -> Iterator[tuple[str, _Fault]]:
     """Yield faults in functions: messages of errors, checks and types are left out."""
-    for function in _functions(tree):
-        for statements in _blocks(function):
-            for index, statement in enumerate(statements):
-                yield from _of_statement(statements, index, statement)
-                for node in _expressions(statement):
-                    yield from _of_expression(node)
+    for name, statements in blocks_of(tree):
+        for index, statement in enumerate(statements):
+            for fault in _of_statement(statements, index, statement):
+                yield name, fault
+            for node in _expressions(statement):
+                for fault in _of_expression(node):
+                    yield name, fault
 
 
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(tree):
+def blocks_of(tree: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """Yield blocks of statements, with names such as ``Class.method#2``."""
+    for function, node in _functions(tree):
+        for index, statements in enumerate(_blocks(node)):
+            yield f"{function}#{index}", statements
+
+
+def _functions(
+    tree: ast.AST, within: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        name = within
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            name = f"{within}.{node.name}" if within else node.name
         if isinstance(node, ast.FunctionDef) and not node.name.startswith(
             ("check", "_check", "__repr__", "describe")
         ):
-            yield node
+            yield name, node
+        yield from _functions(node, name)
 
 
 def _blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
@@ -95,7 +111,7 @@ def _blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
         node = pending.pop()
         for name in ("body", "orelse", "finalbody"):
             statements = getattr(node, name, None)
-            if not isinstance(statements, list):
+            if not isinstance(statements, list) or not statements:
                 continue
             yield statements
             pending += [
@@ -103,7 +119,7 @@ def _blocks(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
                 for each in statements
                 if not isinstance(each, ast.FunctionDef | ast.ClassDef)
             ]
-        pending += getattr(node, "handlers", [])
+        pending += [*getattr(node, "handlers", []), *getattr(node, "cases", [])]
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -128,21 +144,28 @@ def _of_statement(
     statements: list[ast.stmt], index: int, statement: ast.stmt
 ) -> Iterator[_Fault]:
     def drop() -> None:
-        statements[index] = ast.Pass()
+        if isinstance(statement, ast.Break | ast.Continue):
+            statements[index] = ast.Pass()
+        else:  # what it names stays known, so that closures keep their cells
+            statements[index] = ast.If(ast.Constant(False), [statement], [])
 
     is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
     is_change = isinstance(statement, ast.AugAssign)
     is_kept = isinstance(statement, ast.Assign) and isinstance(
         statement.targets[0], ast.Attribute | ast.Subscript
     )
-    if is_call or is_change or is_kept or isinstance(statement, ast.Delete):
+    is_taken = isinstance(statement, ast.Delete) and not isinstance(
+        statement.targets[0], ast.Name
+    )
+    if is_call or is_change or is_kept or is_taken:
         yield statement, f"without `{ast.unparse(statement)}`", drop
     if isinstance(statement, ast.AugAssign) and type(statement.op) in _COMPUTED:
         yield _swapped(statement, "op", _COMPUTED[type(statement.op)])
-    if isinstance(statement, ast.Return) and not _is_none(statement.value):
+    value = statement.value if isinstance(statement, ast.Return) else None
+    if isinstance(statement, ast.Return) and value and not _is_none(value):
 
         def return_none() -> None:
-            statement.value = ast.Constant(None)
+            statement.value = ast.IfExp(ast.Constant(True), ast.Constant(None), value)
 
         yield statement, f"`{ast.unparse(statement)}` returns None", return_none
     if isinstance(statement, ast.Break | ast.Continue):

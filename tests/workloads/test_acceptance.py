@@ -252,3 +252,9 @@ def test_recorded_counts_stand_in_a_trace(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     with pytest.raises(WorkloadError, match="accepted_drafts must be a list of whole"):
         list(KvsimTraceReader(path).read())
+
+
+def test_the_least_rate_that_gives_a_length_is_found() -> None:
+    for length, num in ((1.5, 1), (1.75, 2)):
+        (rate, *_) = LengthRates(length, num).rates(num, "")
+        assert 0.5 - 1e-15 < rate <= 0.5

@@ -371,3 +371,9 @@ def test_registry() -> None:
 def test_bad_pairs(kind: str, arguments: dict[str, Any], rule: str) -> None:
     with pytest.raises(WorkloadError, match=rf"^{rule}.*got .*; \w+"):
         LENGTH_PAIRS[kind](**arguments)
+
+
+def test_a_length_that_was_never_counted_is_none() -> None:
+    counted = EmpiricalLength([9, 1, 5], counts=[0, 2, 3])
+    assert counted.values == (1, 5)
+    assert counted.counts == (2, 3)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workloads._checks import one_of
 from workloads.errors import WorkloadError
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ class ProfileRates:
         means = (1.0, *lengths[:num_speculative_tokens])
         gains = [after - before for before, after in pairwise(means)]
         rates = [max(rate, 0.0) for rate in _never_rising(gains)]
-        scale = min((means[-1] - 1.0) / sum(rates), 1.0)
+        scale = min((means[-1] - 1.0) / added(rates), 1.0)
         return tuple(rate * scale for rate in rates)
 
 

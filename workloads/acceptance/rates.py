@@ -14,6 +14,7 @@ from workloads._checks import (
 )
 from workloads.acceptance.base import AcceptanceRates
 from workloads.errors import WorkloadError
+from workloads.sums import added
 
 
 def cut(rates: Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
@@ -94,7 +95,7 @@ class LengthRates:
     def _rate(self) -> float:
         low, high = 0.0, 1.0
         while low < (rate := (low + high) / 2) < high:
-            length = sum(rate**i for i in range(self.num_speculative_tokens + 1))
+            length = added(rate**i for i in range(self.num_speculative_tokens + 1))
             low, high = (rate, high) if length < self.length else (low, rate)
         return high
 

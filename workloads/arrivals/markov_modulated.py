@@ -10,6 +10,7 @@ from workloads._checks import between, numbers, positive
 from workloads._numpy import np
 from workloads.arrivals.base import CHUNK, unit_arrivals
 from workloads.errors import WorkloadError
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,7 @@ class MarkovModulatedArrivals:
     @property
     def mean_rate(self) -> float:
         areas = (r * mean_s for r, mean_s in zip(self.rates, self.dwell_s, strict=True))
-        return sum(areas) / sum(self.dwell_s)
+        return added(areas) / added(self.dwell_s)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
         pieces = self._pieces(rng)
@@ -119,7 +120,7 @@ class MarkovModulatedArrivals:
             time_s, area = float(ends_s[-1]), float(end_areas[-1])
 
     def _check_pace(self) -> None:
-        per_state = self.mean_rate * sum(self.dwell_s) / len(self.dwell_s)
+        per_state = self.mean_rate * added(self.dwell_s) / len(self.dwell_s)
         if per_state < 1e-3:
             raise WorkloadError(
                 "rates and dwell_s must give a state at least 0.001 arrivals in the "

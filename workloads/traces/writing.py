@@ -272,4 +272,6 @@ def _text_of(file: BinaryIO, suffix: str) -> Iterator[TextIO]:
 
 def _unwritable(path: Path, error: OSError) -> WorkloadError:
     reason = error.strerror or error
-    return WorkloadError(f"'{path}' cannot be written: {reason}; choose another --out")
+    return WorkloadError(
+        f"'{path}' cannot be written: {reason}; make room or choose another --out"
+    )

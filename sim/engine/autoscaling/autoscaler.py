@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.engine.autoscaling.target_tracking import Metric
 from sim.engine.clock import SCRAPE_PRIORITY, At
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -253,7 +254,7 @@ class Autoscaler:
         times_s = [0.0, *(each.time_s for each in scalings), now_s]
         spans_s = [end_s - begin_s for begin_s, end_s in pairwise(times_s)]
         most = self.rule.max_replicas
-        at_most_s = sum(s for n, s in zip(numbers, spans_s, strict=True) if n >= most)
+        at_most_s = added(s for n, s in zip(numbers, spans_s, strict=True) if n >= most)
         return {
             "pool": self.pool,
             "num_scale_ups": sum(each.after > each.before for each in scalings),

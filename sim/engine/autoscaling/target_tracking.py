@@ -12,6 +12,8 @@ from enum import Enum
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
+from workloads.sums import added
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -113,7 +115,7 @@ def recommended(
     """
     if not values:
         return None
-    total, number = sum(values), len(values)
+    total, number = added(values), len(values)
     ratio = total / number / target
     if not num_missing:
         return current if abs(ratio - 1.0) <= tolerance else ceil(ratio * number)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sim.engine.routers.block_index import prompt_hashes
 from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,7 +184,7 @@ class DynamoKv(RandomRouter):
             return best[int(stream.integers(len(best)))]
         scale = self._temperature * (most - least)
         weights = [exp((least - cost) / scale) for cost in own]
-        whole = sum(weights)
+        whole = added(weights)
         return int(stream.choice(places, p=[each / whole for each in weights]))
 
     def ended(self, request: Request, place: int) -> None:

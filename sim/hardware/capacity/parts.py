@@ -18,6 +18,7 @@ from sim.hardware.models.weights import (
     weight_bytes,
     weight_tensors,
 )
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -254,7 +255,7 @@ def uncertainty(
         *_version_terms(arguments, parts),
         *_model_terms(arguments, parts),
     ]
-    margin = constants.MARGINS.measured + sum(gib for gib, _ in terms)
+    margin = constants.MARGINS.measured + added(gib for gib, _ in terms)
     return round(margin * GIB), tuple(reason for _, reason in terms)
 
 

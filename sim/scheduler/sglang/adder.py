@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sim.scheduler.sglang.settings import CLIP_MAX_NEW_TOKENS
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ class PrefillAdder:
         self._input = settings.max_prefill_tokens - num_mixed
         chunk = settings.chunk
         self._chunk = None if chunk is None else chunk - num_mixed
-        self._offset: float = num_mixed + sum(self._all_expected(running))
+        self._offset: float = num_mixed + added(self._all_expected(running))
         self._current = num_mixed
         self._states: list[tuple[float, int]] | None = None
         self.taken: list[Entry] = []

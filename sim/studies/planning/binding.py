@@ -12,6 +12,7 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.weights import weight_tensors
 from sim.studies.planning.observation import last_arrival_s, steps_inside
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def facts_of(
     busy_s = max(float(c["held_s"].sum()), 1e-300)
     span_s = last_arrival_s(recording) - warmup_s
     seconds = _seconds(simulation, c)
-    spent_s = max(sum(seconds.values()), 1e-300)
+    spent_s = max(added(seconds.values()), 1e-300)
     shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
     capacity = simulation.capacity
     weight_s = c["held_s"] * c["num_waiting"]
@@ -153,7 +154,7 @@ def _queue_share(recording: Recording, warmup_s: float) -> float:
 def mean_facts(facts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of the facts of several engines, or of several runs."""
     names = facts[0] if facts else {}
-    return {name: sum(each[name] for each in facts) / len(facts) for name in names}
+    return {name: added(each[name] for each in facts) / len(facts) for name in names}
 
 
 def binding_of(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from workloads.sums import added
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -44,7 +46,7 @@ class Course:
     @property
     def total(self) -> int:
         """Runs of all phases."""
-        return max(1, round(sum(map(self._runs, self._expected))))
+        return max(1, round(added(map(self._runs, self._expected))))
 
     def _runs(self, phase: str) -> float:
         expected = self._expected.get(phase)
@@ -55,7 +57,7 @@ class Course:
         if phase != self._phase:
             names = list(self._expected)
             at = names.index(phase) if phase in names else len(names)
-            self._before = max(self._before, sum(map(self._runs, names[:at])))
+            self._before = max(self._before, added(map(self._runs, names[:at])))
             self._phase, self._share, self._num_asked = phase, 0.0, total
         elif not done:
             self._num_asked += total

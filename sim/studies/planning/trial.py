@@ -24,6 +24,7 @@ from sim.studies.planning.observation import (
 )
 from workloads.columns import RequestColumns
 from workloads.splitting import replicas_of, share_of
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -324,8 +325,8 @@ def _observed(
     values = values_of(samples, tuple(told.values()))
     margins = {each.name: each.margin(values[each.name]) for each in trial.objectives}
     totals = [each.recording.totals for each in runs]
-    busy_s = sum(each.busy_s for each in totals)
-    extrapolated_s = sum(each.extrapolated_share * each.busy_s for each in totals)
+    busy_s = added(each.busy_s for each in totals)
+    extrapolated_s = added(each.extrapolated_share * each.busy_s for each in totals)
     facts = [facts_of(r.simulation, r.recording, warmup_s) for r in runs if details]
     return Observation(
         values=values,
@@ -335,7 +336,7 @@ def _observed(
         was_cut=was_cut,
         num_requests=num_requests,
         num_rejected=sum(each.num_rejected for each in samples),
-        tokens_per_s=sum(each.tokens_per_s for each in runs),
+        tokens_per_s=added(each.tokens_per_s for each in runs),
         extrapolated_share=extrapolated_s / busy_s if busy_s else 0.0,
         has_bounds=any(each.has_bounds for each in totals),
         facts=mean_facts(facts),

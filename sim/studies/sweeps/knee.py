@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workloads.sums import added
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,7 +48,7 @@ def knees(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[st
 
 def _knee(load: str, curve: Mapping[float, Sequence[tuple[float, float]]]) -> str:
     means = {
-        at: tuple(sum(column) / len(points) for column in zip(*points, strict=True))
+        at: tuple(added(column) / len(points) for column in zip(*points, strict=True))
         for at, points in sorted(curve.items())
     }
     at = max(means, key=lambda load: means[load][0] / means[load][1])

@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.errors import ConfigError
 from sim.studies.validation.observed import MeasuredError
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -252,4 +253,4 @@ def _squares(
         known = (left > 0.0) & (right > 0.0)
         if known.any():
             found.append(float(np.mean(np.log(left[known] / right[known]) ** 2)))
-    return sum(found) / max(len(found), 1)
+    return added(found) / max(len(found), 1)

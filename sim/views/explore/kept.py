@@ -20,6 +20,7 @@ from sim.results.step_table import MemorySteps
 from sim.studies.planning.configurations import not_said, serve_command
 from sim.views.report.reduced import AVERAGED, STATES, Limits, Reduced, reduce_steps
 from sim.views.report.source import REQUESTS, Run
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,7 +143,7 @@ def together(parts: Sequence[Reduced]) -> Reduced:
     found.states = {name: _states(name, parts) for name in STATES}
     found.averages = {name: Means(_mean(name, parts)) for name in AVERAGED}
     found.seconds = {
-        name: sum(each.seconds[name] for each in parts)
+        name: added(each.seconds[name] for each in parts)
         for name in (*STEP_PARTS, "latency_s")
     }
     return found

@@ -115,5 +115,6 @@ def write_files(files: Mapping[Path, bytes], *, overwrite: bool) -> None:
                 write_whole(path, content)
         except OSError as error:
             raise OutputError(
-                f"'{path}' cannot be written: {error.strerror}; choose another --out"
+                f"'{path}' cannot be written: {error.strerror}; make room or choose "
+                f"another --out"
             ) from error

@@ -123,6 +123,6 @@ def write_page(text: str, path: Path, *, overwrite: bool) -> None:
         write_whole(path.resolve(), text.encode())
     except OSError as error:
         raise OutputError(
-            f"'{path}' cannot be written: {error.strerror or error}; choose another "
-            f"--out"
+            f"'{path}' cannot be written: {error.strerror or error}; make room or "
+            f"choose another --out"
         ) from error

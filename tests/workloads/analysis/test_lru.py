@@ -159,3 +159,15 @@ def test_marks_are_those_of_a_plain_array(calls: list[tuple[int, int]]) -> None:
         found = marks.replace(0, num_blocks, num_marked, mark)
         assert [m for length, m in found for _ in range(length)] == plain[:num_blocks]
         plain[:num_blocks] = [mark] * num_marked + [NEVER] * (num_blocks - num_marked)
+
+
+def test_touches_are_counted_from_the_first_request_on() -> None:
+    counts = TouchCounts(3)
+    counts.append()
+    assert counts.num_blocks == 0
+    counts.move(NEVER, 3)
+    counts.append()
+    assert counts.num_after(0) == counts.num_blocks == 3
+    counts.move(1, 2)
+    counts.append()
+    assert (counts.num_after(1), counts.num_blocks) == (2, 3)

@@ -101,3 +101,10 @@ def test_written(tmp_path: Path) -> None:
         "errors": ["", ""],
     }
     assert read_result(tmp_path, text) == requests
+
+
+def test_the_line_of_bad_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(b'\n{"errors": "\xff"}')
+    with pytest.raises(TraceFormatError, match=r"json:2: "):
+        read("vllm_bench", path)

@@ -23,6 +23,7 @@ from sim.studies.validation.observed import (
     column,
     counts,
 )
+from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +83,7 @@ def _detailed(
     has_starts = data.get("start_times") is not None
     _check_lists(data, (*names, "start_times") if has_starts else names, path)
     ttft_s = column(data, "ttfts", path)
-    sums_s = np.array([sum(gaps) for gaps in data["itls"]])
+    sums_s = np.array([added(gaps) for gaps in data["itls"]])
     failed = (ttft_s == 0.0) | np.isnan(ttft_s)
     if failed.all():
         raise MeasuredError(
