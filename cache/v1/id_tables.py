@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.v1.tables import NOTHING_FOUND, Found
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from cache.v1.tables import TableRequest
 
 _MOST_TAKEN_IDS_KEPT = 1 << 16
-_ids: list[int] = []
+_ids: list[int] = [0]
 
 
-def _ids_below(num_gpu_blocks: int) -> list[int]:
-    """Return the ids from 1 on; those of all pools are the same objects.
+def _ids_between(first: int, stop: int) -> list[int]:
+    """Return ids in order; those of all pools are the same objects.
 
     An id is looked at whenever its block is taken or freed. The engines of a fleet take
     turns, and ids of their own would push one another out of the processor's cache.
     """
-    if len(_ids) < num_gpu_blocks:
-        _ids.extend(range(len(_ids), num_gpu_blocks))
-    return _ids[1:num_gpu_blocks]
+    if len(_ids) < stop:
+        _ids.extend(range(len(_ids), stop))
+    return _ids[first:stop]
 
 
 class IdTables:
@@ -39,6 +39,9 @@ class IdTables:
 
         stack   [ ..., 9, 8, 7 ]   next: 7, 8, 9     freed table [3, 4]: next 4, 3
         queue   [ 7, 8, 9, ... ]   next: 7, 8, 9     freed table [3, 4]: last ..., 4, 3
+
+    The stack grows from below when it has too few: ids that were never taken are few
+    numbers until they are needed.
 
     Parameters
     ----------
@@ -54,6 +57,8 @@ class IdTables:
     CacheError
         If the pool is too small or a block has no token.
     """
+
+    _least_ids_added: ClassVar = 1024
 
     def __init__(
         self, num_gpu_blocks: int, block_size: int, *, unhashed_first: bool
@@ -74,11 +79,18 @@ class IdTables:
         self.watch_hit = False
         self.observer: BlockObserver | None = None
         self._is_stack = unhashed_first
-        ids = _ids_below(num_gpu_blocks)
-        if unhashed_first:
-            ids.reverse()
-        self._free = ids
+        self._free = [] if unhashed_first else _ids_between(1, num_gpu_blocks)
+        self._first_unused = 1 if unhashed_first else num_gpu_blocks
         self._num_taken = 0  # leading entries of a queue that are no longer in it
+
+    def _add_unused(self, num_blocks: int) -> None:
+        """Let so many free blocks at least stand on the stack."""
+        num_lacking = num_blocks - len(self._free)
+        if num_lacking > 0:
+            first, most = self._first_unused, self.num_usable_blocks + 1
+            stop = min(first + max(num_lacking, self._least_ids_added), most)
+            self._free[:0] = _ids_between(first, stop)[::-1]
+            self._first_unused = stop
 
     # -- a request's table ----------------------------------------------------
 
@@ -124,6 +136,8 @@ class IdTables:
             return
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
+        if num_blocks > len(self._free):
+            self._add_unused(num_blocks)
         pop = self._free.pop
         for request in requests:
             request.table.append(pop())
@@ -141,13 +155,18 @@ class IdTables:
             for opening in rounds:
                 self.append_blocks(opening)
             return [*map(len, rounds)]
-        pop, num_before = self._free.pop, len(self._free)
+        sizes = [*map(len, rounds)]
+        num_blocks = sum(sizes)
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
+        if num_blocks > len(self._free):
+            self._add_unused(num_blocks)
+        pop = self._free.pop
         for request in chain.from_iterable(rounds):
             request.table.append(pop())
-        num_blocks = num_before - len(self._free)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        return [*map(len, rounds)]
+        return sizes
 
     def register(self, request: TableRequest, num_tokens: int) -> None:
         pass  # as below
@@ -193,6 +212,7 @@ class IdTables:
             return []
         free = self._free
         if self._is_stack:
+            self._add_unused(num_blocks)
             taken = free[: -num_blocks - 1 : -1]
             del free[-num_blocks:]
         else:
@@ -237,7 +257,10 @@ class IdTables:
         return 0
 
     def free_block_ids(self) -> list[int]:
-        return self._free[::-1] if self._is_stack else self._free[self._num_taken :]
+        if not self._is_stack:
+            return self._free[self._num_taken :]
+        unused = range(self._first_unused, self.num_usable_blocks + 1)
+        return [*reversed(self._free), *unused]
 
     def check(self, requests: Iterable[Any]) -> None:
         """Prove invariant 2 in O(n).

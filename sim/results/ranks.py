@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sim.results.folder import RunFolder
     from sim.results.recorder import Recorder
-    from sim.results.step_table import Batch, StepSink, StepTable
+    from sim.results.step_table import Batch, StepSink, StepTable, WrittenSteps
     from sim.results.tokens import Floats, Integers
     from sim.scheduler.request import Request
 
@@ -65,7 +65,8 @@ class _SharedSink:
         self._num_open = num_ranks
         self._kinds = kinds
         self.part = part
-        self.table: StepTable | None = None
+        self.num_batches = 0
+        self.table: WrittenSteps | None = None
 
     @property
     def sink(self) -> StepSink:
@@ -77,6 +78,16 @@ class _SharedSink:
     def has_outputs(self) -> bool:
         """Whether some of the engines have several steps in flight."""
         return "output_s" in self._kinds()
+
+    @cached_property
+    def written_kinds(self) -> Mapping[str, str]:
+        """Columns of the table, read once for all ranks."""
+        assert self.table is not None
+        return self.table.kinds
+
+    def write(self, batch: Batch) -> bool | None:
+        self.num_batches += 1
+        return self.sink.write(batch)
 
     def close(self) -> None:
         self._num_open -= 1
@@ -94,6 +105,7 @@ class _RankSink:
         self._rank = rank
         self._waits_s = waits_s
         self._num_steps = 0
+        self._batches: list[int] = []
         self.num_dummy_steps = 0
         self.wait_s = 0.0
 
@@ -110,35 +122,39 @@ class _RankSink:
         told = {self._shared.part: np.full(size, self._rank), "wait_s": waits_s}
         if self._shared.has_outputs and "output_s" not in batch:
             told["output_s"] = batch["start_s"] + batch["latency_s"]
-        return self._shared.sink.write(batch | told)
+        self._batches.append(self._shared.num_batches)
+        return self._shared.write(batch | told)
 
-    def close(self) -> StepTable:
+    def close(self) -> WrittenSteps:
         self._shared.close()
-        return _OwnSteps(self._shared, self._rank)
+        return _OwnSteps(self._shared, self._batches, self._num_steps)
 
 
 class _OwnSteps:
-    """The steps of one rank, while all are being written."""
+    """The steps of one rank: those batches of all that are its own."""
 
-    def __init__(self, shared: _SharedSink, rank: int) -> None:
+    def __init__(
+        self, shared: _SharedSink, batches: Sequence[int], num_steps: int
+    ) -> None:
         self._shared = shared
-        self._rank = rank
+        self._batches = batches
+        self.num_steps = num_steps
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        return self._table.kinds
+        return self._shared.written_kinds
 
     @property
-    def _table(self) -> StepTable:
+    def _table(self) -> WrittenSteps:
         assert self._shared.table is not None
-        return RankSteps(self._shared.table, self._rank, self._shared.part)
-
-    @property
-    def num_steps(self) -> int:
-        return self._table.num_steps
+        return self._shared.table
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        return self._table.batches(columns)
+        return self._table.pieces(self._batches, columns)
+
+    def pieces(self, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[Batch]:
+        own = [self._batches[number] for number in numbers]
+        return self._table.pieces(own, columns)
 
 
 class RankRecorders:

@@ -105,10 +105,9 @@ _ADDED_TO = [
 
 CHUNK_ROWS = 8192
 """Steps that are turned into columns at once."""
-_LEAST_CHUNK_ROWS = 512
-_CHUNKS_A_BATCH = 8
-_NUM_AT_FULL_LENGTH = 4
-"""So many engines may each hold a batch of `BATCH_ROWS`; of more each holds less."""
+_LEAST_CHUNK_ROWS = 256
+_MOST_ROWS_HELD = 4 * BATCH_ROWS
+"""That all engines of a run hold together, or each holds two of the shortest chunks."""
 
 
 class StepLog:
@@ -163,10 +162,11 @@ class StepLog:
     """
 
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
-        share = max(1, num_logs // _NUM_AT_FULL_LENGTH)
-        self.chunk_rows = max(CHUNK_ROWS // share, min(CHUNK_ROWS, _LEAST_CHUNK_ROWS))
-        self._batch_rows = min(BATCH_ROWS, _CHUNKS_A_BATCH * self.chunk_rows)
-        self._room_rows = self._batch_rows + 4 * self.chunk_rows
+        share = min(BATCH_ROWS, _MOST_ROWS_HELD // num_logs)
+        least = min(CHUNK_ROWS, _LEAST_CHUNK_ROWS)
+        self.chunk_rows = max(share * CHUNK_ROWS // BATCH_ROWS, least)
+        self._batch_rows = min(BATCH_ROWS, max(share, 2 * self.chunk_rows))
+        self._room_rows = self._batch_rows + 2 * self.chunk_rows
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")

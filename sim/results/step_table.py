@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    import pyarrow as pa
 
 BATCH_ROWS = 65_536
 """Steps a batch, but for the last: the same wherever the table lies, so that a sum
@@ -96,6 +98,13 @@ class StepTable(Protocol):
         """
 
 
+class WrittenSteps(StepTable, Protocol):
+    """A table that knows the batches in which it was written."""
+
+    def pieces(self, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[Batch]:
+        """Yield `columns` of those batches that were written as these, from 0 on."""
+
+
 class StepSink(Protocol):
     """Where a recorder puts the steps of a run."""
 
@@ -105,7 +114,7 @@ class StepSink(Protocol):
         Return whether the arrays are kept; if not, they change after the call.
         """
 
-    def close(self) -> StepTable:
+    def close(self) -> WrittenSteps:
         """Return all steps; nothing is written afterwards."""
 
 
@@ -148,10 +157,23 @@ class ParquetSteps:
         # A buffer ahead of the reader would hold on to the columns of the whole file.
         with pq.ParquetFile(self.path, pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
-                # Not `to_numpy`, which imports pandas.
-                yield {
-                    name: to_numpy(as_recorded(batch.column(name))) for name in columns
-                }
+                yield _in_numpy(batch, columns)
+
+    @cached_property
+    def _metadata(self) -> pq.FileMetaData:
+        return pq.read_metadata(self.path)
+
+    def pieces(self, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[Batch]:
+        metadata, names = self._metadata, list(columns)
+        with pq.ParquetFile(self.path, metadata=metadata, pre_buffer=False) as file:
+            for number in numbers:
+                for batch in file.iter_batches(BATCH_ROWS, [number], names):
+                    yield _in_numpy(batch, columns)
+
+
+def _in_numpy(batch: pa.RecordBatch, columns: Sequence[str]) -> Batch:
+    # Not `to_numpy`, which imports pandas.
+    return {name: to_numpy(as_recorded(batch.column(name))) for name in columns}
 
 
 class MemorySteps:
@@ -170,9 +192,11 @@ class MemorySteps:
         more = [name for name in kinds if name not in schema.STEPS]
         self._columns = None if columns is None else [*columns, *more]
         self._batches: list[Batch] = []
+        self._begins: list[int] = []  # of the batches as they were written
         self._frame: pd.DataFrame | None = None
 
     def write(self, batch: Batch) -> bool:
+        self._begins.append(self.num_steps)
         self.num_steps += len(batch["step"])
         if self._columns is None:  # a copy would be as much again
             self._batches.append({name: batch[name] for name in self.kinds})
@@ -188,6 +212,16 @@ class MemorySteps:
             yield from FrameSteps(self._frame).batches(columns)
         for batch in self._batches:
             yield {name: batch[name] for name in columns}
+
+    def pieces(self, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[Batch]:
+        ends = [*self._begins[1:], self.num_steps]
+        for number in numbers:
+            if self._frame is None:
+                batch = self._batches[number]
+                yield {name: batch[name] for name in columns}
+            else:
+                rows = slice(self._begins[number], ends[number])
+                yield {name: self._frame[name].to_numpy()[rows] for name in columns}
 
     def frame(self) -> pd.DataFrame:
         """Return all steps; the batches are given up for it, one by one."""

@@ -67,6 +67,12 @@ class Calls:
         self._add("evicted", block_ids)
 
 
+class ScantIds(IdTables):
+    """Ids that come onto the stack a few at a time."""
+
+    _least_ids_added = 3
+
+
 class Twins:
     """Both managers, the requests that hold tables, and those preempted."""
 
@@ -86,7 +92,7 @@ class Twins:
             enable_caching=enable_caching,
             unhashed_first=unhashed_first,
         )
-        make = RunTables if enable_caching else IdTables
+        make = RunTables if enable_caching else ScantIds
         self.fast: Tables = make(
             num_gpu_blocks, block_size, unhashed_first=unhashed_first
         )

@@ -12,6 +12,7 @@ from sim.engine.apart import EnginesApart
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
+from sim.results.parquet import StepsFile
 from sim.results.ranks import tables_of_rank
 from sim.results.step_table import spans_s
 from sim.simulation.run import Simulation
@@ -215,6 +216,33 @@ def test_each_engine_is_one_of_its_own(kind: str) -> None:
             assert alone.requests[name].tolist() == own.request_table[name].tolist(), (
                 name
             )
+
+
+@pytest.mark.parametrize("where", ["in memory", "as a frame", "on disk"])
+def test_engines_read_their_own_steps(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.results.step_log._MOST_ROWS_HELD", 8)
+    monkeypatch.setattr("sim.results.step_log._LEAST_CHUNK_ROWS", 8)
+    data = data_of(TIGHT, fleet_of(3, "least_requests"), 40, 200.0)
+    simulation = Simulation(parse_config(data))
+    if where == "on disk":
+        kinds = simulation.recorder.step_kinds
+        simulation.recorder.sink = StepsFile(tmp_path / "steps.parquet", kinds)
+    recording = simulation.run().recording
+    if where == "as a frame":
+        assert len(recording.steps) == recording.step_table.num_steps
+    columns = ["step", "start_s", "num_running"]
+    for place, part in enumerate(recording.of_rank):
+        own, whole = (
+            np.concatenate([[*each.values()] for each in table.batches(columns)], 1)
+            for table in (
+                part.step_table,
+                tables_of_rank(recording, place).step_table,
+            )
+        )
+        assert len(whole[0]) == part.step_table.num_steps > 16
+        assert own.tolist() == whole.tolist()
 
 
 def test_the_least_loaded_engine_is_chosen_at_each_arrival() -> None:

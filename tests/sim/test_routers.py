@@ -277,11 +277,40 @@ def llm_d(num_engines: int = 3, **more: Any) -> LlmD:
 def test_scores_are_those_of_queue_cache_and_prefix() -> None:
     router = llm_d()
     router.hear([Load(4, 9, 0.5), Load(0, 9, 0.9), Load(2, 1, 0.0)])
-    assert router.scores([]) == pytest.approx([0 + 1.0, 2 + 0.2, 1 + 2.0])
+    asked = request(0, (1, 256))
+    assert router.scores(asked, []) == pytest.approx([0 + 1.0, 2 + 0.2, 1 + 2.0])
     router.index.add([7, 8], 0)
-    assert router.scores([7, 8, 9, 10])[0] == pytest.approx(1.0 + 3 * 0.5)
+    assert router.scores(asked, [7, 8, 9, 10])[0] == pytest.approx(1.0 + 3 * 0.5)
     router.hear([Load(5, 0, 0.0)] * 3)
-    assert router.scores([]) == [4.0, 4.0, 4.0]
+    assert router.scores(asked, []) == [4.0, 4.0, 4.0]
+
+
+def test_kv_events_say_what_engines_have_in_place_of_what_they_were_sent() -> None:
+    cached = {1: [0, 9, 3], 2: [16, 0, 0]}
+
+    def cached_blocks(asked: Request) -> list[int]:
+        return cached[asked.request_id]
+
+    router = llm_d(cached_blocks=cached_blocks, precise=True)
+    # 9 blocks of the engine's are 2 whole ones of the index; of 3 there are none.
+    assert router.cached_tokens(request(1, (1, 1000))) == [0, 128, 0]
+    assert router.scores(request(1, (1, 640)), [])[1] == pytest.approx(4 + 3 * 0.2)
+    assert router.choose(request(1, (1, 640))) == 1
+    assert router.choose(request(2, (1, 256))) == 0
+    assert router.scores(request(2, (1, 192)), [])[0] == pytest.approx(4 + 3)
+    assert not any(router.index.num_matched([*range(9)]))
+    with pytest.raises(ConfigError, match="precise: engines of the v1 generation"):
+        llm_d(precise=True)
+
+
+def test_an_index_may_be_cut_short_and_forget_sooner() -> None:
+    router = llm_d(block_tokens=16, max_prefix_blocks=2, lru_capacity=3)
+    place = router.choose(request(0, (1, 320)))
+    assert router.cached_tokens(request(1, (1, 320)))[place] == 32
+    assert router.choose(request(2, (1, 20), (5, 200))) == place  # half of two blocks
+    assert router.index.capacities == [3, 3, 3]
+    with pytest.raises(ConfigError, match="lru_capacity: must be 1 or more, got 0"):
+        llm_d(lru_capacity=0)
 
 
 def test_what_was_scraped_counts_until_the_next_scrape() -> None:

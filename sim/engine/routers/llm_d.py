@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 from sim.engine.balancer import Load
 from sim.engine.routers.block_index import BlockIndex, prompt_hashes
 from sim.engine.routers.counting import RandomRouter
+from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -29,7 +30,8 @@ class LlmD(RandomRouter):
     - queue: 1 for the shortest queue of waiting requests, 0 for the longest; 1 for all
       where they are equal;
     - KV cache: the share that is free;
-    - prefix: the share of the prompt's blocks that the engine was sent before.
+    - prefix: the share of the prompt's blocks that the engine was sent before or, if
+      `precise`, that its KV events say it has.
 
     Parameters
     ----------
@@ -42,8 +44,27 @@ class LlmD(RandomRouter):
         of a larger block.
     block_size
         Of the engines; blocks of the index have at least `LEAST_BLOCK_TOKENS` tokens.
+    cached_blocks
+        Returns by place how many leading blocks of a prompt an engine has, as its KV
+        events say, which take no time here; None of engines that tell nothing.
+    precise
+        Whether these are heard; otherwise prompts count as cached where they were sent.
+    block_tokens
+        Of a block of the index; by default those of the engines, but
+        `LEAST_BLOCK_TOKENS` at least.
+    max_prefix_blocks
+        Leading blocks of a prompt that are looked at; by default those of
+        `MOST_HASHED_TOKENS`.
+    lru_capacity
+        Hashes that are remembered of an engine, by default as many as it has blocks.
     queue_weight, kv_cache_weight, prefix_weight
         Of the scores.
+
+    Raises
+    ------
+    ConfigError
+        If engines do not tell what they cache, and are to be heard; or if a number is
+        below 1.
 
     Attributes
     ----------
@@ -53,7 +74,8 @@ class LlmD(RandomRouter):
     Notes
     -----
     Source: llm-d-router of August 2026, ``pkg/epp/config/loader/defaults.go`` and its
-    scorers; prefixes by routed prompts, without KV events.
+    scorers: ``approx-prefix-cache-producer`` and ``precise-prefix-cache-producer``,
+    the latter without speculative entries.
     """
 
     interval_s = SCRAPE_INTERVAL_S
@@ -65,6 +87,11 @@ class LlmD(RandomRouter):
         *,
         num_gpu_blocks: Sequence[int],
         block_size: int,
+        cached_blocks: Callable[[Request], list[int]] | None = None,
+        precise: bool = False,
+        block_tokens: int | None = None,
+        max_prefix_blocks: int | None = None,
+        lru_capacity: int | None = None,
         queue_weight: float = 2.0,
         kv_cache_weight: float = 2.0,
         prefix_weight: float = 3.0,
@@ -73,8 +100,25 @@ class LlmD(RandomRouter):
         self.queue_weight = queue_weight
         self.kv_cache_weight = kv_cache_weight
         self.prefix_weight = prefix_weight
-        self.block_tokens = max(block_size, LEAST_BLOCK_TOKENS)
-        self.index = BlockIndex(num_gpu_blocks)
+        for key, given in (
+            ("block_tokens", block_tokens),
+            ("max_prefix_blocks", max_prefix_blocks),
+            ("lru_capacity", lru_capacity),
+        ):
+            if given is not None and given < 1:
+                raise ConfigError(f"{key}: must be 1 or more, got {given}")
+        if precise and cached_blocks is None:
+            raise ConfigError(
+                "precise: engines of the v1 generation tell what they cache, and these "
+                "are others; set it to false"
+            )
+        self._cached_blocks = cached_blocks if precise else None
+        self._block_size = block_size
+        self.block_tokens = block_tokens or max(block_size, LEAST_BLOCK_TOKENS)
+        most = max_prefix_blocks or MOST_HASHED_TOKENS // self.block_tokens
+        self._most_tokens = most * self.block_tokens
+        capacities = [lru_capacity or each for each in num_gpu_blocks]
+        self.index = BlockIndex(capacities)
         self.hear([Load(0, 0, 0.0)] * num_engines)
 
     def hear(self, loads: Sequence[Load]) -> None:
@@ -103,23 +147,42 @@ class LlmD(RandomRouter):
         self.index.forget(place)
 
     def cached_tokens(self, request: Request) -> list[int]:
-        """Return by place how many leading tokens it was sent before."""
-        hashes = prompt_hashes(request, self.block_tokens, MOST_HASHED_TOKENS)
-        return [num * self.block_tokens for num in self.index.num_matched(hashes)]
+        """Return by place how many leading tokens it is believed to have."""
+        matched = self.num_matched(request, self._hashes(request))
+        return [each * self.block_tokens for each in matched]
 
-    def scores(self, hashes: Sequence[int]) -> list[float]:
+    def num_matched(self, request: Request, hashes: Sequence[int]) -> list[int]:
+        """Return by place how many of a prompt's blocks it is believed to have."""
+        if self._cached_blocks is None:
+            return self.index.num_matched(hashes)
+        size, most = self._block_size, self._num_blocks(request)
+        cached = self._cached_blocks(request)
+        return [min(each * size // self.block_tokens, most) for each in cached]
+
+    def _hashes(self, request: Request) -> list[int]:
+        """Return the blocks that are looked up in the index, if that is asked."""
+        if self._cached_blocks is not None:
+            return []
+        return prompt_hashes(request, self.block_tokens, self._most_tokens)
+
+    def _num_blocks(self, request: Request) -> int:
+        num_tokens = min(request.num_prompt_tokens, self._most_tokens)
+        return num_tokens // self.block_tokens
+
+    def scores(self, request: Request, hashes: Sequence[int]) -> list[float]:
         """Return by place the sum for a prompt with these block hashes."""
-        matched = self.index.num_matched(hashes)
+        matched = self.num_matched(request, hashes)
         if not any(matched):
             return self._without_prefix
+        num_blocks = self._num_blocks(request)
         return [
-            score + self.prefix_weight * (own / len(hashes))
+            score + self.prefix_weight * (own / num_blocks)
             for score, own in zip(self._without_prefix, matched, strict=True)
         ]
 
     def _pick(self, request: Request) -> int:
-        hashes = prompt_hashes(request, self.block_tokens, MOST_HASHED_TOKENS)
-        scores = self.scores(hashes)
+        hashes = self._hashes(request)
+        scores = self.scores(request, hashes)
         if scores is not self._without_prefix:
             places = self._best(scores)
         else:
