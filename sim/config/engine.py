@@ -189,7 +189,7 @@ class EngineConfig(ConfigTable):
     @model_validator(mode="after")
     def _ranks(self) -> EngineConfig:
         """Refuse data-parallel ranks where they are not built."""
-        if self.data_parallel_size > 1 and self.generation.name != V1.name:
+        if self.data_parallel_size > 1 and not self.generation.has_ranks:
             raise ValueError(
                 f"data_parallel_size: ranks are built for the v1 generation, got "
                 f"{self.data_parallel_size} with {self.scheduler_kind}; leave it at 1"
@@ -208,7 +208,7 @@ class EngineConfig(ConfigTable):
         if drafts is None:
             return self
         own = GENERATIONS.get(self.scheduler_kind)
-        if own is None or not (own is V1 or own.is_hosted):
+        if own is None or not own.has_drafts:
             raise ValueError(
                 f"speculative_config: drafts are built for the {V1.name} generation, "
                 f"got {self.scheduler_kind}; remove it, or set scheduler to {V1.name}"

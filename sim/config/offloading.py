@@ -120,9 +120,8 @@ def check_offloading(engine: OffloadingKeys) -> None:
                 )
         return
     key = "kv_transfer_config" if size is None else "kv_offloading_size"
-    name = engine.scheduler_kind
-    if name != "v1":
-        own = engine.generation
+    name, own = engine.scheduler_kind, engine.generation
+    if not (own.has_kv_connectors and name == own.name):
         instead = (
             f"; {name} swaps preempted requests to the host by itself (swap_space)"
             if own.has_cpu_tier and name == own.name

@@ -74,7 +74,10 @@ class RunConfig(ConfigTable):
                     f"fleet.prices.per_gpu_hour.{gpu}: there is no price for the GPU "
                     f"of pool {pool.name}; add one, in {prices.currency} an hour"
                 )
-            if pool.role != "serve" and (name := engine.scheduler_kind) != "v1":
+            name, own = engine.scheduler_kind, engine.generation
+            if pool.role != "serve" and not (
+                own.has_kv_connectors and name == own.name
+            ):
                 raise ValueError(
                     f"fleet.pools.{place}.role: prefill and decode pools are built of "
                     f"the v1 generation, got {name}; set engine.scheduler to v1"

@@ -251,6 +251,12 @@ class Generation:
         Whether its scheduler may have several steps in flight, as pipelines do.
     has_pipelines
         Whether it may be a pipeline.
+    has_ranks, has_drafts
+        Whether it may be one of several data-parallel ranks, and verify draft tokens.
+    has_kv_cache_groups
+        Whether layers of several kinds share its pool.
+    has_kv_connectors
+        Whether blocks may come from a tier behind the pool, or another engine.
     always_ahead
         Whether all its releases form a step ahead by default.
     ahead_in_words
@@ -283,6 +289,10 @@ class Generation:
     keeps_decode_clock: bool = False
     has_batch_queue: bool = False
     has_pipelines: bool = True
+    has_ranks: bool = False
+    has_drafts: bool = False
+    has_kv_cache_groups: bool = False
+    has_kv_connectors: bool = False
     always_ahead: bool = False
     ahead_in_words: str = "asynchronous scheduling"
     heeds_priority_in_chunks: bool = True

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from cache.v1.specs import MambaSpec
 from sim.errors import ConfigError
-from sim.scheduler.v1 import V1
 from sim.scheduler.v1.dialect import FIRST_GROUPS_MINOR, dialect_of
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def layout_of(
     spec = layout.groups[0].spec
     if len(layout.groups) == 1 and not isinstance(spec, MambaSpec):
         return layout if frees_lone_window(engine, capacity) else None
-    if engine.generation.name != V1.name and not engine.generation.is_hosted:
+    if not engine.generation.has_kv_cache_groups:
         raise ConfigError(
             f"engine.model: {model.name} has layers of several kinds, whose blocks "
             f"the {engine.scheduler_kind} scheduler does not tell apart; use v1, or a "
@@ -49,5 +48,5 @@ def frees_lone_window(engine: EngineConfig, capacity: CapacityEstimate) -> bool:
     assert capacity.plan is not None
     if capacity.plan.layout.keeps_all_blocks or engine.sliding_window is not None:
         return False
-    is_v1 = engine.generation.name == V1.name or engine.generation.is_hosted
-    return is_v1 and dialect_of(engine.version).minor >= FIRST_GROUPS_MINOR
+    has_groups = engine.generation.has_kv_cache_groups
+    return has_groups and dialect_of(engine.version).minor >= FIRST_GROUPS_MINOR

@@ -46,5 +46,7 @@ VLLM = replace(
     keys=V1.keys - {"admission", "evictor", "preemption_victim"},
     keeps_decode_clock=False,
     has_batch_queue=False,
+    has_ranks=False,
+    has_kv_connectors=False,
     release=_release,
 )

@@ -80,6 +80,10 @@ V1 = Generation(
     always_chunks=True,
     keeps_decode_clock=True,
     has_batch_queue=True,
+    has_ranks=True,
+    has_drafts=True,
+    has_kv_cache_groups=True,
+    has_kv_connectors=True,
 )
 
 

@@ -125,7 +125,7 @@ def _host_memory(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[R
     is_alone = engine.pipeline_parallel_size == engine.data_parallel_size == 1
     if facts["loses_prefixes"] and is_alone and not has_tier:
         own = engine.generation
-        if own.name == "v1" and dialect_of(engine.version).knows_offloading:
+        if own.has_kv_connectors and dialect_of(engine.version).knows_offloading:
             yield Remedy(
                 "kv_offloading_size",
                 f"{_HOST_GIB} GiB of host memory behind the cache",
