@@ -11,10 +11,10 @@ import zlib
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import pandas as pd
 
 from sim.config.tables import load_config
 from sim.errors import UserError
+from sim.results.folder import read_table
 from sim.simulation.workload import make_workload
 
 if TYPE_CHECKING:
@@ -175,6 +175,6 @@ def texts_beside(place: Path) -> Texts:
         spec.request_id: spec
         for spec in make_workload(config.workload, config.seed).requests()
     }
-    columns = pd.read_parquet(requests_path, columns=["request_id", "parent_id"])
+    columns = read_table(requests_path)
     pairs = zip(columns["request_id"], columns["parent_id"], strict=True)
     return WorkloadTexts({str(request): specs[parent] for request, parent in pairs})
