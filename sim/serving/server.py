@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 2
 """Seconds that open answers have when the server ends."""
+_KEEP_ALIVE_S: Final = 60
+"""Of connections without a request. On a busy machine the 5 s of the engines would break
+off clients whose next request has come, but was not read yet."""
 ENGINE_DIED: Final = "the engine died"
 
 
@@ -123,6 +126,7 @@ class Port:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_PATIENCE_S,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             ws="none",
         )
         listening, self._socket = self._socket, None

@@ -22,6 +22,9 @@ from sim.studies.sweeps.job import Job
 from sim.studies.sweeps.supplies import gather
 from sim.views.explore.control import Choice, Control
 from sim.views.explore.controls import (
+    ACCEPTANCE,
+    DRAFTS,
+    RATE,
     REPLICAS,
     TRAFFIC,
     checked_settings,
@@ -152,10 +155,24 @@ class Base:
             settings = {k: v for k, v in settings.items() if not _is_of_traffic(k)}
         return self.checked({**settings, key: value})
 
+    def completed(self, settings: Settings) -> Settings:
+        """Return settings with the keys that their tables need beside them."""
+        found, base = dict(settings), self.of(settings)
+        if base.config.engine.speculative_config is None:
+            drafts = {key for key in found if key.startswith(f"{DRAFTS}.")}
+            if not found.get(f"{DRAFTS}.num_speculative_tokens"):
+                found = {k: v for k, v in found.items() if k not in drafts}
+            else:
+                key = f"{DRAFTS}.method"
+                found.setdefault(key, base.controls[key].value)
+        if RATE in found and not base.data["workload"].get("acceptance"):
+            found[f"{ACCEPTANCE}.kind"] = "constant"
+        return found
+
     def with_settings(self, settings: Settings) -> dict[str, Any]:
         """Return the configuration with settings, as plain data."""
         data = copy.deepcopy(dict(self.of(settings).data))
-        for key, value in settings.items():
+        for key, value in self.completed(settings).items():
             if key == TRAFFIC:
                 continue  # is in the data
             if key == REPLICAS:
@@ -177,7 +194,7 @@ class Base:
             return "kvsim run explored.yaml"
         words = ["kvsim", "run", *self.of(settings).words]
         removed = [k for k, v in settings.items() if v is None and "objectives." in k]
-        for key, value in settings.items():
+        for key, value in self.completed(settings).items():
             if key == REPLICAS:
                 words += ["--set", f"fleet={_told(_fleet_of(value))}"]
             elif key != TRAFFIC and key not in removed:
@@ -193,7 +210,7 @@ def _fleet_of(replicas: int) -> dict[str, Any]:
 
 
 def _is_of_traffic(key: str) -> bool:
-    return key.startswith("workload.")
+    return key.startswith("workload.") and not key.startswith(f"{ACCEPTANCE}.")
 
 
 def _told(value: Any) -> str:

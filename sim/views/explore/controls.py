@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 
 from sim.config.engine import EngineConfig
 from sim.config.fleet import FleetTable
+from sim.config.offloading import KVTransferTable, OffloadingLinkTable
+from sim.config.speculative import SpeculativeTable
 from sim.config.tables import RunConfig
 from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError
@@ -58,6 +60,10 @@ SLIDERS: Final[Mapping[str, Slider]] = {
     "engine.watermark": Slider(0, 0.3, 0.005),
     "engine.block_size": Slider(1, 256),
     "engine.long_prefill_token_threshold": Slider(0, 16_384, 64),
+    "engine.speculative_config.num_speculative_tokens": Slider(0, 8, 1),
+    "workload.acceptance.rate": Slider(0.05, 0.95, 0.05),
+    "load_bytes_per_s": Slider(1e9, 1e12),
+    "store_bytes_per_s": Slider(1e9, 1e12),
     "workload.max_concurrent_users": Slider(1, 2000),
     "objectives": Slider(10, 60_000),
 }
@@ -87,7 +93,20 @@ _TRAFFIC: Final = Meaning("Requests in place of the configuration's own.")
 _REPLICAS: Final = Meaning("Engines that are alike, behind a router.", "engines")
 _PROMISE: Final = Meaning("What is promised; the run is judged by it.", "ms")
 
-GROUPS: Final = ("traffic", "objectives", "engine", "fleet", "cost", "run")
+GROUPS: Final = (
+    *("traffic", "objectives", "engine", "host memory", "drafts", "fleet", "cost"),
+    "run",
+)
+
+DRAFTS: Final = "engine.speculative_config"
+ACCEPTANCE: Final = "workload.acceptance"
+RATE: Final = f"{ACCEPTANCE}.rate"
+"""Of each draft, where the configuration says nothing of acceptance."""
+_NO_DRAFTS: Final = SpeculativeTable(method="eagle3", num_speculative_tokens=0)
+"""Where a configuration without drafts begins; its table needs both keys."""
+_OF_A_CONNECTOR: Final = ("kv_role", "spec_name", "cpu_bytes_to_use")
+"""Keys that `kv_offloading_size` says already; shown where a configuration has them."""
+_ACCEPTED: Final = Meaning("Share of drafts that the model accepts, one after another.")
 
 
 def controls_of(data: Mapping[str, Any], config: RunConfig) -> tuple[Control, ...]:
@@ -104,6 +123,8 @@ def controls_of(data: Mapping[str, Any], config: RunConfig) -> tuple[Control, ..
         *_workload(data, config),
         *_objectives(data),
         *_engine(config),
+        *_host_memory(config.engine),
+        *_drafts(data, config),
         *_fleet(data),
         *_numbers(data.get("cost") or {}, "cost", "cost"),
         _typed("seed", "run", RunConfig.model_fields["seed"], config.seed, "run"),
@@ -206,6 +227,40 @@ def _engine(config: RunConfig) -> Iterator[Control | None]:
             yield _typed(f"engine.{name}", "engine", field, value, "")
 
 
+def _host_memory(engine: EngineConfig) -> Iterator[Control | None]:
+    """Yield controls of what `kv_offloading_size` is one key of."""
+    connector = engine.kv_transfer_config or KVTransferTable()
+    for name, table in (
+        ("kv_offloading_link", engine.kv_offloading_link or OffloadingLinkTable()),
+        ("kv_transfer_config", connector),
+        ("kv_transfer_config.kv_connector_extra_config", connector.extra),
+    ):
+        yield from _keys_of(table, f"engine.{name}", "host memory")
+
+
+def _drafts(data: Mapping[str, Any], config: RunConfig) -> Iterator[Control | None]:
+    yield from _keys_of(
+        config.engine.speculative_config or _NO_DRAFTS, DRAFTS, "drafts"
+    )
+    given = (data.get("workload") or {}).get("acceptance")
+    if isinstance(given, dict):
+        yield from _numbers(given, ACCEPTANCE, "drafts")
+    else:
+        facts: dict[str, Any] = {"is_optional": True, "low": 0.0, "high": 1.0}
+        yield _made(RATE, "drafts", "number", None, _ACCEPTED, **facts)
+
+
+def _keys_of(table: BaseModel, where: str, group: str) -> Iterator[Control | None]:
+    """Yield a control for each key of a table but tables in it and lists."""
+    kind = where.rpartition(".")[2]
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, dict | BaseModel | list):
+            continue
+        if name not in _OF_A_CONNECTOR or value != field.default:
+            yield _typed(f"{where}.{name}", group, field, value, kind)
+
+
 def _fleet(data: Mapping[str, Any]) -> Iterator[Control | None]:
     fleet = data.get("fleet")
     if fleet is None:
@@ -265,7 +320,7 @@ def _typed(
     )
     types, bounds = _unfolded(field)
     facts: dict[str, Any] = {"is_optional": NoneType in types} | _limits(bounds)
-    if section == "engine" and name in GENERATION_KEYS:
+    if key == f"engine.{name}" and name in GENERATION_KEYS:
         facts["lacking"] = tuple(
             each.name for each in GENERATIONS.values() if name not in each.keys
         )
@@ -322,6 +377,8 @@ def _names_of(key: str, types: Collection[Any]) -> list[Choice]:
         return [Choice(name) for name in sorted(map(str, literals))]
     if str not in types:
         return []
+    if key == f"{DRAFTS}.model":
+        return [*_bundled_names("engine.model")]
     if key in DTYPES:
         return [Choice(name) for name in DTYPES[key]]
     return [*_bundled_names(key)]
@@ -388,6 +445,6 @@ def _made(
 def _label(key: str, group: str) -> str:
     """Return the name of a key without its table, which the group says."""
     parts = key.split(".")
-    if group == "traffic" and len(parts) > 2:
-        return ".".join(parts[2:])
+    if group in ("traffic", "host memory", "drafts") and len(parts) > 2:
+        return ".".join(parts[2:]) if group == "traffic" else parts[-1]
     return ".".join(parts[1:]) or key

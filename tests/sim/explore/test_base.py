@@ -12,13 +12,16 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.views.explore.base import REPLICAS, Base, base_of
+from sim.views.explore.base import DRAFTS, REPLICAS, Base, base_of
 from tests.shared import ROOT
 from tests.sim.report.pages import crowded, results
 from tests.sim.test_config import write
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+CONNECTOR = "engine.kv_transfer_config.kv_connector_extra_config"
 
 
 @pytest.fixture
@@ -41,6 +44,8 @@ def start(tmp_path: Path) -> Base:
         {"engine.max_num_batched_tokens": None, "engine.max_model_len": None},
         {"workload.synthetic.arrivals.rate": 9.5, "workload.synthetic.rate_scale": 2},
         {"cost.step_s": 0.0125},
+        {"engine.kv_offloading_size": 8, f"{CONNECTOR}.eviction_policy": "arc"},
+        {f"{DRAFTS}.num_speculative_tokens": 2, "workload.acceptance.rate": 0.6},
     ],
     ids=str,
 )

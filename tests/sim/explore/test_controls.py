@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.config.tables import load_data, parse_config
 from sim.errors import ConfigError
 from sim.views.explore.base import Base
-from sim.views.explore.controls import FIRST, REPLICAS, TRAFFIC
+from sim.views.explore.controls import DRAFTS, FIRST, REPLICAS, TRAFFIC
 from sim.views.explore.meanings import NOTHING, meaning_of
 from tests.shared import ROOT
 from tests.sim.explore.asking import base
@@ -49,8 +49,41 @@ def test_each_key_is_one_of_the_configuration() -> None:
         for control in each.controls.values():
             if control.key in (REPLICAS, TRAFFIC):
                 continue
-            data = each.with_settings({control.key: control.value})
+            settings = {control.key: control.value}
+            if control.group == "host memory":
+                settings["engine.kv_offloading_size"] = 8.0
+            data = each.with_settings(settings)
             parse_config(data)  # an unknown key would be refused
+
+
+def test_tiers_and_drafts_have_sections_of_their_own() -> None:
+    groups = {c.key: c.group for c in DEMO.controls.values()}
+    connector = "engine.kv_transfer_config.kv_connector_extra_config"
+    assert groups[f"{connector}.eviction_policy"] == "host memory"
+    assert groups["engine.kv_offloading_link.load_bytes_per_s"] == "host memory"
+    assert groups["engine.speculative_config.method"] == "drafts"
+    assert groups["workload.acceptance.rate"] == "drafts"
+    assert f"{connector}.cpu_bytes_to_use" not in groups  # kv_offloading_size says it
+    drafting = load_data(ROOT / "examples/speculative_chat.yaml")
+    control = Base("drafting", drafting).controls[f"{DRAFTS}.num_speculative_tokens"]
+    assert control.value == 3
+    refused = {f"{DRAFTS}.model": "/etc/passwd"}
+    with pytest.raises(ConfigError, match="one of the"):
+        DEMO.checked(refused)
+
+
+def test_a_table_gets_the_keys_that_it_needs() -> None:
+    number, rate = f"{DRAFTS}.num_speculative_tokens", "workload.acceptance.rate"
+    data = DEMO.with_settings({number: 3, rate: 0.7})
+    assert data["engine"]["speculative_config"] == {
+        "method": "eagle3",
+        "num_speculative_tokens": 3,
+    }
+    assert data["workload"]["acceptance"] == {"kind": "constant", "rate": 0.7}
+    # Without drafts there is no table, whatever else is said of them.
+    assert DEMO.with_settings({f"{DRAFTS}.method": "mtp"}) == DEMO.with_settings({})
+    kept = DEMO.moved({number: 3, rate: 0.7}, TRAFFIC, "batch")
+    assert kept == {number: 3, rate: 0.7, TRAFFIC: "batch"}
 
 
 def test_help_is_what_the_page_says() -> None:

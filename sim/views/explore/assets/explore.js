@@ -89,7 +89,7 @@
 
   const set = (key, value, isMoving = false) => {
     // Other traffic begins as it is.
-    if (key === TRAFFIC) for (const each of Object.keys(settings)) if (each.startsWith("workload.")) delete settings[each];
+    if (key === TRAFFIC) for (const each of Object.keys(settings)) if (each.startsWith("workload.") && !each.startsWith("workload.acceptance.")) delete settings[each];
     if (same(value, controls.get(key).value)) delete settings[key];
     else settings[key] = value;
     widgets.get(key).show(value);
