@@ -74,41 +74,48 @@ class Api:
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
-        keyed = [
-            ("/v1/completions", self.completions, "POST"),
-            ("/v1/chat/completions", self.chat, "POST"),
-            ("/v1/models", self.models, "GET"),
+        dialect = self._dialect
+        ends: list[tuple[str, Endpoint, list[str]]] = [
+            ("/v1/completions", self.completions, ["POST"]),
+            ("/v1/chat/completions", self.chat, ["POST"]),
+            ("/v1/models", self.models, ["GET"]),
+            ("/health", self.health, ["GET"]),
+            ("/ping", self.health, ["GET"]),
+            ("/version", self.version, ["GET"]),
+            ("/metrics", self.metrics, ["GET"]),
+            ("/tokenize", self.tokenize, ["POST"]),
+            ("/detokenize", self.detokenize, ["POST"]),
         ]
-        free: list[tuple[str, Endpoint, str]] = [
-            ("/health", self.health, "GET"),
-            ("/ping", self.health, "GET"),
-            ("/version", self.version, "GET"),
-            ("/metrics", self.metrics, "GET"),
-            ("/tokenize", self.tokenize, "POST"),
-            ("/detokenize", self.detokenize, "POST"),
+        ends += [(path, self.health, ["GET"]) for path in dialect.health]
+        ends += [
+            (path, self._page(page), ["GET"]) for path, page in dialect.pages.items()
         ]
-        free += [(path, self.health, "GET") for path in self._dialect.health]
-        pages = self._dialect.pages.items()
-        free += [(path, self._page(page), "GET") for path, page in pages]
+        ends += [
+            (path, self._act(act), ["GET", "POST"])
+            for path, act in dialect.actions.items()
+        ]
         return Starlette(
             routes=[
-                *(
-                    Route(path, self._when_awake(self._keyed(end)), methods=[method])
-                    for path, end, method in keyed
-                ),
-                *(
-                    Route(path, self._when_awake(end), methods=[method])
-                    for path, end, method in free
-                ),
+                Route(
+                    path,
+                    self._when_awake(
+                        self._keyed(end) if dialect.is_keyed(path) else end
+                    ),
+                    methods=methods,
+                )
+                for path, end, methods in ends
             ]
         )
 
     def _keyed(self, endpoint: Endpoint) -> Endpoint:
+        key = self._api_key
+        if key is None:
+            return endpoint
+
         async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
-            if self._api_key is not None and not secrets.compare_digest(
-                given.encode(), f"Bearer {self._api_key}".encode()
-            ):
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            is_it = secrets.compare_digest(given.encode(), key.encode())
+            if scheme.lower() != "bearer" or not is_it:
                 return _error("Unauthorized", 401)
             return await endpoint(request)
 
@@ -159,6 +166,14 @@ class Api:
             return JSONResponse(page(self.engine))
 
         return told
+
+    def _act(self, act: Callable[[LiveEngine], tuple[int, str]]) -> Endpoint:
+        async def done(_: Request) -> Response:
+            self.engine.advance()
+            status, said = act(self.engine)
+            return Response(said, status, media_type="text/plain")
+
+        return done
 
     # -- tokens ---------------------------------------------------------------
 

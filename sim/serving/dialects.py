@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.serving.metrics.engine import EngineMetrics
 
     Page = Callable[[LiveEngine], Any]
+    Action = Callable[[LiveEngine], tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,24 @@ class Dialect:
         Where it tells that it is well, beside ``/health`` and ``/ping``.
     pages
         What else it tells, by path.
+    actions
+        What can be ordered, by path; each returns a status and what is said.
+    keyed, open
+        How paths begin that need the key where there is one; those that do not, though
+        they begin so.
     """
 
     owner: str
     metrics: Callable[[CollectorRegistry, LiveEngine], EngineMetrics]
     health: tuple[str, ...] = ()
     pages: Mapping[str, Page] = field(default_factory=dict)
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    keyed: str = "/v1"
+    open: tuple[str, ...] = ()
+
+    def is_keyed(self, path: str) -> bool:
+        """Whether a path needs the key where there is one."""
+        return path.startswith(self.keyed) and not path.startswith(self.open)
 
 
 def _server_info(live: LiveEngine) -> dict[str, Any]:
@@ -94,6 +107,17 @@ def _load(live: LiveEngine) -> list[dict[str, Any]]:
     return found
 
 
+def _flush_cache(live: LiveEngine) -> tuple[int, str]:
+    """Forget all prefixes, if nothing runs or waits, as the release does."""
+    schedulers: list[Any] = [engine.scheduler for engine in live.run.engines]
+    if any(each.num_running or each.num_waiting for each in schedulers):
+        return 400, "Requests are running or waiting: the cache is as it was.\n"
+    for each in schedulers:
+        each.tree.evict(each.tree.num_evictable_tokens)
+    live.num_flushes += 1
+    return 200, "Cache flushed.\n"
+
+
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {
         "vllm": Dialect("vllm", VllmMetrics),
@@ -110,6 +134,9 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
                     "/get_load": _load,
                 }
             ),
+            actions=MappingProxyType({"/flush_cache": _flush_cache}),
+            keyed="/",
+            open=("/health", "/metrics"),
         ),
     }
 )

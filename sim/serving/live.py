@@ -143,6 +143,8 @@ class LiveEngine:
         What ended the engine, or None.
     num_aborted
         Requests whose clients left.
+    num_flushes
+        How often all prefixes were forgotten by order.
     withdrawn
         By request, how many tokens its client had then.
     on_request
@@ -167,6 +169,7 @@ class LiveEngine:
         self.on_late: Callable[[float], object] = _say_nothing
         self.fault: BaseException | None = None
         self.num_aborted = 0
+        self.num_flushes = 0
         self.withdrawn: dict[int, int] = {}
         self.on_request: Callable[[Request, Prompt], object] | None = None
         self._late_s = 0.0
@@ -401,6 +404,11 @@ class LiveEngine:
             run.warnings.append(
                 f"the server could not keep up: events came up to {self.drift_s:.2f} s "
                 "late; send less, or take a smaller --speed"
+            )
+        if self.num_flushes:
+            run.warnings.append(
+                f"the cache was flushed {self.num_flushes} times by order, which "
+                "arrivals.jsonl does not say: a run of it finds more prefixes"
             )
         results = run.run()
         for answer in self._answers.values():

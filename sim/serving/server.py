@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _PATIENCE_S: Final = 2
 """Seconds that open answers have when the server ends."""
 _KEEP_ALIVE_S: Final = 60
-"""Of connections without a request. On a busy machine the 5 s of the engines would break
-off clients whose next request has come, but was not read yet."""
+"""Of connections without a request. On a busy machine the engines' 5 s would break off
+clients whose next request has come, but was not read yet."""
 ENGINE_DIED: Final = "the engine died"
 
 

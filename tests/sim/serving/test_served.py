@@ -188,6 +188,30 @@ def test_a_key_is_asked_for() -> None:
         client.end()
 
 
+def test_sglang_asks_for_its_key_and_flushes_its_cache() -> None:
+    settings = ["engine.scheduler=sglang", "engine.enable_prefix_caching=null"]
+    client = Client(*settings, api_key="secret")
+    body: dict[str, Any] = {"prompt": "x" * 4000, "max_tokens": 5, "ignore_eos": True}
+    try:
+        for path, status in (("/server_info", 401), ("/health_generate", 200)):
+            assert client.ask(path)[0] == status
+        assert client.ask("/flush_cache", b"")[0] == 401
+        for flushes, hits in ((False, 0), (True, 999), (False, 999), (False, 1998)):
+            status, _ = client.ask("/v1/completions", body, key="secret")
+            assert status == 200
+            told = client.engine.run.scheduler.summary()
+            assert told["prefix_cache_hits"] == hits
+            if flushes:
+                assert client.ask("/flush_cache", b"", key="secret")[0] == 200
+                tree = client.engine.run.scheduler.tree  # type: ignore[attr-defined]
+                assert tree.num_evictable_tokens == 0
+    finally:
+        client.end()
+    client.engine.run.check()
+    (results,) = client.served_engine.results
+    assert any("flushed 1 times" in line for line in results.summary["warnings"])
+
+
 def test_a_fault_of_the_engine_is_told_to_who_waits_and_ends_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
