@@ -276,6 +276,37 @@ def test_it_is_readable_wide_and_narrow_light_and_dark(
     assert small == 0
 
 
+def test_settings_come_back_with_the_width(page: Browser) -> None:
+    """Wide, there is nothing to unfold them with."""
+    is_so = "return document.getElementById('settings').open === arguments[0]"
+    for width, is_open in ((390, False), (1300, True)):
+        page.resize(width, 844)
+        page.wait(is_so, is_open)
+    page.run("document.getElementById('find').focus()")
+    assert page.run("return document.activeElement.id") == "find"
+
+
+def test_drafts_and_tiers_are_found_and_run(page: Browser, tmp_path: Path) -> None:
+    page.run(
+        "const find = document.getElementById('find'); find.value = 'drafts';"
+        "find.dispatchEvent(new Event('input'))"
+    )
+    shown = page.run(
+        "return [...document.querySelectorAll('.control:not([hidden])')]"
+        ".map((c) => c.dataset.key)"
+    )
+    assert "engine.speculative_config.num_speculative_tokens" in shown
+    assert "workload.acceptance.rate" in shown
+    move(page, "engine.speculative_config.num_speculative_tokens", 3)
+    trouble = page.run("return document.getElementById('trouble').textContent")
+    assert "acceptance" in trouble  # how many are accepted must be said
+    move(page, "workload.acceptance.rate", 0.7)
+    yaml = page.run("return document.getElementById('yaml').textContent")
+    num, _ = preemptions_of(yaml, tmp_path, "drafts")
+    assert page.run(TILE, "num_preemptions") == f"{num:,}"
+    click(page, "reset")
+
+
 def test_a_moved_slider_has_its_curve_within_a_second_and_a_half(
     browser: Browser,
 ) -> None:

@@ -248,7 +248,7 @@
     const drawn = make("div", { className: "drawn", hidden: true });
     const place = make("div", { className: "control" }, name, row, drawn, note);
     place.dataset.key = control.key;
-    place.dataset.words = `${control.key} ${control.meaning} ${control.unit}`.toLowerCase();
+    place.dataset.words = `${control.group} ${control.key} ${control.meaning} ${control.unit}`.toLowerCase();
     widgets.set(control.key, { ...widget, place, note, drawn });
     return place;
   };
@@ -612,7 +612,11 @@
       fromAddress();
       changed();
     });
-    if (matchMedia("(max-width: 900px)").matches) at("settings").open = false;
+    // Folded where they would push all else down; wide, nothing could unfold them.
+    const narrow = matchMedia("(max-width: 900px)");
+    const fold = () => (at("settings").open = !narrow.matches);
+    narrow.addEventListener("change", fold);
+    fold();
   };
 
   const begin = async () => {
