@@ -23,9 +23,6 @@ _SHARED: Final = {
 }
 """Keys of the engine that all pools share, and why."""
 
-ALONE: Final = ("data_parallel_size", "speculative_config")
-"""Keys of engines that are not built in fleets."""
-
 
 class PoolTable(ConfigTable):
     """Engines that are alike."""

@@ -10,11 +10,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from sim.config.engine import EngineConfig
 from sim.config.files import Overrides, find_files, override, read_yaml
-from sim.config.fleet import ALONE, FleetTable, PoolTable
+from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
 from sim.config.plugins import refuse_plugins
-from sim.config.types import ConfigTable, Kind, Limit, shortened
+from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 
@@ -83,13 +83,31 @@ class RunConfig(ConfigTable):
                     f"the v1 generation, got {name}; set engine.scheduler to v1"
                 )
             self._check_tier(engine, pool)
-            for key in ALONE:
-                if (given := getattr(engine, key)) not in (1, None):
-                    raise ValueError(
-                        f"fleet: engines with {key} are not built in a fleet, got "
-                        f"{shortened(given)}; remove one of them"
-                    )
+            self._check_drafts(engine, pool)
+            if engine.data_parallel_size > 1:
+                raise ValueError(
+                    f"fleet: engines with data_parallel_size are not built in a fleet, "
+                    f"got {engine.data_parallel_size}; remove one of them"
+                )
         return self
+
+    def _check_drafts(self, engine: EngineConfig, pool: PoolTable) -> None:
+        """Refuse drafts of some engines of a fleet only, and of engines with a role."""
+        own, shared = (
+            0 if each.speculative is None else each.speculative.num_speculative_tokens
+            for each in (engine, self.engine)
+        )
+        if pool.role != "serve" and own:
+            raise ValueError(
+                f"fleet: drafts of {pool.role} engines are not built; remove "
+                f"speculative_config, or the roles"
+            )
+        if own != shared:
+            raise ValueError(
+                f"fleet.pools: all engines verify as many drafts a step, got "
+                f"{own} of pool {pool.name} and {shared} of engine; give "
+                f"speculative_config in engine, and another method at most in a pool"
+            )
 
     def _check_tier(self, engine: EngineConfig, pool: PoolTable) -> None:
         """Refuse tiers of some engines of a fleet only, and of engines with a role."""

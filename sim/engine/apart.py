@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,14 +10,41 @@ from sim.engine.clock import STEP_PRIORITY, At
 from sim.engine.engines import Engines, Router
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import simpy
 
     from sim.engine.loop import Engine
+    from sim.scheduler.request import Request
 
 _REQUESTS_AT_ONCE: Final = 8192
 """About so many requests arrive while one engine runs ahead of the others."""
+
+
+class Deal:
+    """Deals requests out in their order; each is drawn when an engine wants one."""
+
+    def __init__(
+        self, requests: Iterable[Request], choose: Callable[[Request], int]
+    ) -> None:
+        self._requests = iter(requests)
+        self._choose = choose
+        self._queues: list[deque[Request]] = []
+
+    def shares(self, num_engines: int) -> list[Iterator[Request]]:
+        """Return the requests of each engine."""
+        self._queues = [deque() for _ in range(num_engines)]
+        return [self._share(place) for place in range(num_engines)]
+
+    def _share(self, place: int) -> Iterator[Request]:
+        while True:
+            if own := self._queues[place]:
+                yield own.popleft()
+                continue
+            request = next(self._requests, None)
+            if request is None:
+                return
+            self._queues[self._choose(request)].append(request)
 
 
 class EnginesApart(Engines):

@@ -154,3 +154,45 @@ class Engines:
     def stalled(self, value: bool) -> None:
         for engine in self.engines:
             engine.stalled = value
+
+
+class Watch(Protocol):
+    """Looks at engines at times that it knows before."""
+
+    next_s: float
+    """When it looks next, in seconds; in the past while that may be any time."""
+
+
+def horizon_of(
+    engines: Engines,
+    watches: Sequence[Watch],
+    *,
+    heeds_arrivals: bool,
+) -> Callable[[], float]:
+    """Return what tells the next moment at which anything may look at an engine.
+
+    Parameters
+    ----------
+    engines
+        Of one clock.
+    watches
+        All that look at engines.
+    heeds_arrivals
+        Whether they may look when requests come or are handed on, too.
+    """
+    env = engines.env
+    watch = watches[0] if len(watches) == 1 else None
+
+    def horizon() -> float:
+        read_s = (
+            min((each.next_s for each in watches), default=inf)
+            if watch is None
+            else watch.next_s
+        )
+        if heeds_arrivals:  # and what is handed on, which interrupts others
+            read_s = min(read_s, engines.next_change_s)
+        if read_s < env.now:  # the end of any request may be the time
+            return env.peek()
+        return min(engines.next_arrival_s, read_s) if heeds_arrivals else read_s
+
+    return horizon

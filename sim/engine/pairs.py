@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from sim.engine.deciders import Prospect
 from sim.engine.engines import Engines
 from sim.engine.pulls import ConsumerSteps
-from sim.engine.replicas import DIED, ReplicaEvent, Replicas, ReplicaState
+from sim.engine.replicas import DIED, Replicas
+from sim.engine.roster import ReplicaEvent, ReplicaState
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from sim.engine.engines import OnEnd, Router
     from sim.engine.loop import Engine
     from sim.engine.pulls import PairSteps
-    from sim.engine.replicas import ChangingRouter, Toll
+    from sim.engine.replicas import ChangingRouter
+    from sim.engine.roster import Toll
     from sim.engine.scrapes import Scrapes
     from sim.scheduler.request import Request
 
@@ -200,7 +202,7 @@ class Pairs(Replicas):
         )
 
     def _has_ready(self, places: Sequence[int]) -> bool:
-        return any(self.states[place] is ReplicaState.READY for place in places)
+        return any(self.roster.states[place] is ReplicaState.READY for place in places)
 
     def _hand_over(self, request: Request) -> None:
         """Send the prompt of a request to a prefiller, or all of it to a decoder."""
@@ -227,7 +229,7 @@ class Pairs(Replicas):
         """Take a request on from its prefiller: its prompt has left that."""
         del self._prompts[request.request_id], self._places[request.request_id]
         self.router.ended(prompt, place)
-        is_dying = self.states[place] is ReplicaState.DYING
+        is_dying = self.roster.states[place] is ReplicaState.DYING
         if prompt.status in _SERVED and not is_dying:
             request.kv_transfer_params = {
                 "do_remote_prefill": True,
@@ -244,7 +246,7 @@ class Pairs(Replicas):
         else:
             self._forget_decoder(request)
             self._give_back(request, prompt)
-        if self.states[place] is ReplicaState.DRAINING:
+        if self.roster.states[place] is ReplicaState.DRAINING:
             self._end_drained(place)
 
     def _blocks_of(self, place: int, prompt: Request) -> list[int]:
@@ -273,7 +275,7 @@ class Pairs(Replicas):
     def _decode(self, request: Request) -> None:
         """Send a request to its decoder."""
         place = self._decoders.pop(request.request_id, None)
-        if place is not None and self.states[place] is not ReplicaState.READY:
+        if place is not None and self.roster.states[place] is not ReplicaState.READY:
             self.router.ended(request, place)
             place = None
         if place is None:
@@ -312,7 +314,7 @@ class Pairs(Replicas):
         return super()._is_needed(engine) or cast("PairSteps", engine.beside).holds
 
     def _freed(self, place: int) -> None:
-        if self.states[place] is ReplicaState.DRAINING:
+        if self.roster.states[place] is ReplicaState.DRAINING:
             self._end_drained(place)
 
     def _die(self, event: ReplicaEvent) -> None:

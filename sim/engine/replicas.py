@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.engine.engines import Engines, Router
+from sim.engine.roster import EventKind, ReplicaEvent, ReplicaState, Roster, Toll
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -58,67 +57,6 @@ class ChangingRouter(Router, Protocol):
         ...
 
 
-class ReplicaState(Enum):
-    """Whether an engine serves."""
-
-    STARTING = "starting"
-    """Will take requests: its process begins, and weights are loaded."""
-    READY = "ready"
-    """Takes requests."""
-    DRAINING = "draining"
-    """Ends those that it has, and takes none."""
-    DYING = "dying"
-    """Is in its last step."""
-    OFF = "off"
-
-
-class EventKind(Enum):
-    """What happens to a replica."""
-
-    DIE = "die"
-    """Its process ends, with all that it holds, after the step in progress."""
-    DRAIN = "drain"
-    """It takes no more requests, and is off when it has served those it has."""
-    START = "start"
-    """It is ready; after a death or a drain to the end with an empty cache."""
-    SLOW = "slow"
-    """Its steps take `factor` times as long, until the next such event."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaEvent:
-    """Something that happens to a replica at a time.
-
-    Parameters
-    ----------
-    time_s
-        When, in seconds.
-    kind
-        What.
-    place
-        Of the engine.
-    retries
-        Of a death: whether its requests begin again elsewhere; otherwise they are lost.
-    factor
-        Of a slow replica.
-    """
-
-    time_s: float
-    kind: EventKind
-    place: int
-    retries: bool = True
-    factor: float = 1.0
-
-
-@dataclass(slots=True)
-class Toll:
-    """What a death cost."""
-
-    event: ReplicaEvent
-    num_retried: int = 0
-    num_lost: int = 0
-
-
 class Replicas(Engines):
     """Engines of which some are not there all the time.
 
@@ -143,18 +81,14 @@ class Replicas(Engines):
 
     Attributes
     ----------
-    states
-        By place.
-    changes
-        Time, place and new state of each change, in order.
+    roster
+        The state of each.
     held
         From when until when requests waited for an engine to be there.
     autoscalers
         Woken by what comes; they start replicas, and take them out.
     num_submitted
         Requests that have been handed over, those that began again included.
-    on_s
-        By place, seconds in which a replica was up, to the latest change.
     num_refused
         Requests that no engine could take.
     """
@@ -173,16 +107,12 @@ class Replicas(Engines):
     ) -> None:
         super().__init__(env, engines, router)
         self.engines: list[Engine] = engines
-        self.states = [ReplicaState.READY] * len(engines)
-        self.changes: list[tuple[float, int, ReplicaState]] = []
+        self.roster = Roster(len(engines))
         self.autoscalers: list[Scaler] = []
         self.num_submitted = 0
         self._planned_s: dict[int, float] = {}  # ends of starts, and of drains
-        self._since_s = [0.0] * len(engines)  # in the present state
-        self.on_s = [0.0] * len(engines)
         self.num_refused = 0
         self._is_wanted = [True] * len(engines)
-        self._on_since_s: list[float | None] = [0.0] * len(engines)
         self._events = sorted(events, key=lambda event: event.time_s)
         self._next_event_s = self._events[0].time_s if events else inf
         self._renew = renew
@@ -229,7 +159,7 @@ class Replicas(Engines):
 
     def _serves(self) -> bool:
         """Whether an engine of each kind that a request needs is ready."""
-        return ReplicaState.READY in self.states
+        return bool(self.roster.ready)
 
     def _hand_over(self, request: Request) -> None:
         super().submit(request)
@@ -256,7 +186,7 @@ class Replicas(Engines):
         self._look_for_end()
 
     def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
-        state = self.states[place]
+        state = self.roster.states[place]
         is_victim = state is ReplicaState.DYING and request.reason == DIED
         if is_victim and self._retries(place):
             super()._ended(place, None, request)
@@ -313,18 +243,18 @@ class Replicas(Engines):
     def _plan_change(self, next_event_s: float) -> None:
         """Say when requests may come that do not arrive: of engines that are dying."""
         self._next_event_s = next_event_s
-        is_dying = ReplicaState.DYING in self.states
+        is_dying = ReplicaState.DYING in self.roster.states
         planned_s = min(self._planned_s.values(), default=inf)
         self.next_change_s = -inf if is_dying else min(next_event_s, planned_s)
 
     def _die(self, event: ReplicaEvent) -> None:
         place = event.place
         self._is_wanted[place] = False
-        if self.states[place] in {ReplicaState.DYING, ReplicaState.OFF}:
+        if self.roster.states[place] in {ReplicaState.DYING, ReplicaState.OFF}:
             return
         toll = self._toll_of[place] = Toll(event)
         self._tolls.append(toll)
-        if self.states[place] is ReplicaState.STARTING:
+        if self.roster.states[place] is ReplicaState.STARTING:
             self._move(place, ReplicaState.OFF)
             return
         self._move(place, ReplicaState.DYING)
@@ -338,7 +268,7 @@ class Replicas(Engines):
 
     def _drain(self, place: int) -> None:
         self._is_wanted[place] = False
-        if self.states[place] is ReplicaState.READY:
+        if self.roster.states[place] is ReplicaState.READY:
             self._move(place, ReplicaState.DRAINING)
             self._end_drained(place)
 
@@ -355,7 +285,7 @@ class Replicas(Engines):
     def _start(self, place: int) -> Generator[simpy.Event, None, None]:
         """Let a replica be ready: the engine that was drained, or a new one."""
         engine = self.engines[place]
-        is_new = self.states[place] is not ReplicaState.DRAINING
+        is_new = self.roster.states[place] is not ReplicaState.DRAINING
         if is_new:
             yield engine.done
         self._num_to_come -= 1
@@ -380,18 +310,13 @@ class Replicas(Engines):
 
     def _move(self, place: int, state: ReplicaState) -> None:
         """Change the state of a replica, and say so to the router."""
-        was_ready = self.states[place] is ReplicaState.READY
-        self.states[place] = state
+        roster = self.roster
+        before = roster.ready
+        roster.move(place, state, self.env.now)
         self._planned_s.pop(place, None)
         self._plan_change(self._next_event_s)
-        self.changes.append((self.env.now, place, state))
-        now_s, since_s = self.env.now, self._on_since_s[place]
-        self._since_s[place] = now_s
-        if since_s is not None:
-            self.on_s[place] += now_s - since_s
-        self._on_since_s[place] = None if state is ReplicaState.OFF else now_s
-        ready = [i for i, each in enumerate(self.states) if each is ReplicaState.READY]
-        if ready and was_ready is not (state is ReplicaState.READY):
+        ready = roster.ready
+        if ready and ready != before:
             self.router.set_ready(ready)
         if state is ReplicaState.OFF and not self._is_over.triggered:
             for autoscaler in self.autoscalers:
@@ -404,36 +329,9 @@ class Replicas(Engines):
         """Requests that wait for an engine."""
         return len(self._held)
 
-    @property
-    def is_changing(self) -> bool:
-        """Whether a replica is on its way from one state to another."""
-        resting = {ReplicaState.READY, ReplicaState.OFF}
-        return not resting.issuperset(self.states)
-
-    def is_ready(self, place: int) -> bool:
-        """Whether the engine at a place takes requests."""
-        return self.states[place] is ReplicaState.READY
-
-    def wanted(self, places: Sequence[int]) -> list[int]:
-        """Return the places of replicas that start or are ready.
-
-        Those that Kubernetes would take out first come first: such as start, and of
-        equals those that came last.
-        """
-        ranks = {ReplicaState.STARTING: 1, ReplicaState.READY: 0}
-        found = [place for place in places if self.states[place] in ranks]
-        found.sort(
-            key=lambda i: (ranks[self.states[i]], self._since_s[i], i), reverse=True
-        )
-        return found
-
-    def free(self, places: Sequence[int]) -> list[int]:
-        """Return those of some places at which nothing is, in order."""
-        return [i for i in places if self.states[i] is ReplicaState.OFF]
-
     def launch(self, place: int, start_s: float) -> None:
         """Let a replica be ready in so many seconds, at a place where nothing is."""
-        self._check_state(place, ReplicaState.OFF)
+        self.roster.check(place, ReplicaState.OFF)
         self._move(place, ReplicaState.STARTING)
         self._is_wanted[place] = True
         self._plan(
@@ -442,20 +340,14 @@ class Replicas(Engines):
 
     def take_out(self, place: int, drain_s: float) -> None:
         """Drain a replica, or end its start; what it has after `drain_s` moves on."""
-        if self.states[place] is ReplicaState.STARTING:
+        if self.roster.states[place] is ReplicaState.STARTING:
             self._is_wanted[place] = False
             self._move(place, ReplicaState.OFF)
             return
-        self._check_state(place, ReplicaState.READY)
+        self.roster.check(place, ReplicaState.READY)
         self._drain(place)
-        if drain_s < inf and self.states[place] is ReplicaState.DRAINING:
+        if drain_s < inf and self.roster.states[place] is ReplicaState.DRAINING:
             self._plan(place, self.env.now + drain_s, self._die_drained)
-
-    def _check_state(self, place: int, state: ReplicaState) -> None:
-        if self.states[place] is not state:
-            raise ValueError(
-                f"replica {place} must be {state.value}, is {self.states[place].value}"
-            )
 
     def _plan(
         self,
@@ -476,14 +368,12 @@ class Replicas(Engines):
         then: Callable[[int], None],
         event: simpy.Event | None,
     ) -> Generator[simpy.Event, Any, None]:
-        number = len(self.changes)
+        num_changes = len(self.roster.changes)
         yield At(self.env, time_s, ARRIVAL_PRIORITY)
         if event is not None:
             yield event
-        later = self.changes[number:]
-        if any(each == place for _, each, _ in later) or self._is_over.triggered:
-            return
-        then(place)
+        if not (self.roster.has_moved(place, num_changes) or self._is_over.triggered):
+            then(place)
 
     def _launched(self, place: int) -> None:
         self._replace(place)
@@ -536,10 +426,7 @@ class Replicas(Engines):
             "num_retried": sum(toll.num_retried for toll in self._tolls),
             "num_lost": sum(toll.num_lost for toll in self._tolls),
             "num_refused": self.num_refused,
-            "up_s": [
-                on_s if since_s is None else on_s + now_s - since_s
-                for on_s, since_s in zip(self.on_s, self._on_since_s, strict=True)
-            ],
+            "up_s": self.roster.up_s(now_s),
         } | (
             {"autoscalers": [each.summary() for each in self.autoscalers]}
             if self.autoscalers

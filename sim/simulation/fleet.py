@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -13,27 +12,26 @@ import simpy
 
 from sim.config.plug import build
 from sim.costs.slowed import Slowed
-from sim.engine.apart import EnginesApart
+from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import Load, LoadBalancer
-from sim.engine.engines import Engines
-from sim.engine.group_sampling import sampler_for
+from sim.engine.engines import Engines, Watch, horizon_of
 from sim.engine.loop import Engine
-from sim.engine.replicas import EventKind, ReplicaEvent, Replicas
+from sim.engine.replicas import Replicas
 from sim.engine.requests import requests_of
+from sim.engine.roster import EventKind, ReplicaEvent
 from sim.engine.routers import BLIND, BY_PREFIX, ROUTERS
 from sim.engine.scrapes import Scrapes
 from sim.errors import ConfigError
-from sim.results.fleet_series import absences, series, state_spans
-from sim.results.fleets import engine_numbers, gpu_hours, imbalance
-from sim.results.ranks import merged
+from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
 from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
+from sim.simulation.fleet_numbers import numbers, with_series
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pools import transfer_settings
-from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
+from sim.simulation.speculative import make_sampler
 from workloads.columns import arrivals_s
 from workloads.streams import Streams
 
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from sim.engine.beside import Beside
     from sim.engine.replicas import Scaler
     from sim.engine.requests import RequestFactory
-    from sim.results.fleet_series import Change
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.scheduler.base import Scheduler
@@ -225,12 +222,10 @@ class Fleet:
             return None
         if any(pool.shared_tiers for pool in self.pools):
             return None
-        deal = _Deal(requests_of(factory, self._specs), self.router.choose)
-        shares = [deal.share(place) for place in range(len(self.schedulers))]
-        deal.queues.extend(deque() for _ in shares)
+        deal = Deal(requests_of(factory, self._specs), self.router.choose)
         engines = [
-            self._engine(place, share, lambda: inf, simpy.Environment())
-            for place, share in enumerate(shares)
+            self._engine(place, share, _never, simpy.Environment())
+            for place, share in enumerate(deal.shares(len(self.schedulers)))
         ]
         return EnginesApart(self.env, engines, self.router, arrivals_s(self._specs))
 
@@ -247,7 +242,7 @@ class Fleet:
         """
         engines = self._engines([None] * len(self.schedulers), None)
         router = self.router
-        watches: list[LoadBalancer | Scrapes | Scaler] = [*_autoscalers(engines)]
+        watches: list[Watch] = [*_autoscalers(engines)]
         if isinstance(router, LoadBalancer):
             watches.append(router)
         elif getattr(router, "interval_s", None):
@@ -255,6 +250,8 @@ class Fleet:
                 self.env, router, self.loads, lambda: not engines.num_in_flight
             )
             watches.append(engines.scrapes)
+            if getattr(router, "hears_kv_events", False):
+                return engines  # it looks at caches whenever a request comes
         elif not _LOOKS.isdisjoint(signature(type(router)).parameters):
             return engines  # it may look at any time
         self._heed = partial(self._heeded, engines, watches, is_announced)
@@ -265,7 +262,7 @@ class Fleet:
     def _heeded(
         self,
         engines: Engines,
-        watches: Sequence[LoadBalancer | Scrapes | Scaler],
+        watches: Sequence[Watch],
         is_announced: bool,
         engine: Engine,
     ) -> None:
@@ -277,7 +274,7 @@ class Fleet:
         ):
             engine.horizon = _never  # what is looked at is known amid quiet steps, too
         elif engine.is_interruptible or is_announced:
-            engine.horizon = _horizon(
+            engine.horizon = horizon_of(
                 engines, watches, heeds_arrivals=not engine.is_interruptible
             )
 
@@ -308,6 +305,7 @@ class Fleet:
         env: simpy.Environment | None = None,
     ) -> Engine:
         pool, scheduler = self._owners[place], self.schedulers[place]
+        recorder = self._recorders.of_rank[place]
         cost_model = pool.cost_model
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
@@ -315,10 +313,10 @@ class Fleet:
             env or self.env,
             scheduler,
             cost_model,
-            self._recorders.of_rank[place],
+            recorder,
             beside=self._beside(place, scheduler, cost_model),
             arrivals=share,
-            sample=sampler_for(scheduler),
+            sample=make_sampler(pool.config, self._specs, scheduler, recorder),
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
@@ -341,30 +339,13 @@ class Fleet:
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         """Return a recording with what only a fleet has."""
-        now_s, held = self.env.now, []
-        if isinstance(engines, Replicas):
-            held = engines.held
-        spans = state_spans(self._changes(engines), len(self.schedulers), now_s)
-        first, pools = 0, []
-        for pool in self.pools:
-            pools.append((pool.name, range(first, first + pool.num_engines)))
-            first += pool.num_engines
-        table = series(recording, pools, spans, held, now_s)
-        return replace(recording, fleet_table=table)
-
-    def _changes(self, engines: Engines) -> Iterator[Change]:
-        for time_s, place, state in getattr(engines, "changes", ()):
-            yield time_s, place, state.value
+        return with_series(recording, self.pools, engines, self.env.now)
 
     def numbers(
         self, recording: Recording, engines: Engines, duration_s: float
     ) -> dict[str, Any]:
         """Return what its pools and engines did."""
         told = numbers(recording, self.pools, engines, duration_s)
-        spans = state_spans(self._changes(engines), len(self.schedulers), duration_s)
-        for engine, absent in zip(told["engines"], absences(spans), strict=True):
-            if absent:
-                engine["absent_s"] = absent
         up_s = told.get("up_s") or [duration_s] * len(self.schedulers)
         told |= gpu_hours(told["engines"], told["pools"], up_s, self._table.prices)
         return {"router": str(self._table.router["kind"])} | told
@@ -423,91 +404,5 @@ def _run_on(engine: Engine) -> None:
     """Let an engine look at the next event of the clock, as any does."""
 
 
-class _Deal:
-    """Deals requests out in their order; each is drawn when an engine wants one."""
-
-    def __init__(
-        self, requests: Iterable[Request], choose: Callable[[Request], int]
-    ) -> None:
-        self._requests = iter(requests)
-        self._choose = choose
-        self.queues: list[deque[Request]] = []
-
-    def share(self, place: int) -> Iterator[Request]:
-        """Yield the requests of one engine."""
-        while True:
-            if own := self.queues[place]:
-                yield own.popleft()
-                continue
-            request = next(self._requests, None)
-            if request is None:
-                return
-            self.queues[self._choose(request)].append(request)
-
-
 def _autoscalers(engines: Engines) -> Sequence[Scaler]:
     return engines.autoscalers if isinstance(engines, Replicas) else ()
-
-
-def _horizon(
-    engines: Engines,
-    watches: Sequence[LoadBalancer | Scrapes | Scaler],
-    *,
-    heeds_arrivals: bool,
-) -> Callable[[], float]:
-    """Return what tells the next moment at which anything may look at an engine."""
-    env = engines.env
-    watch = watches[0] if len(watches) == 1 else None
-
-    def horizon() -> float:
-        read_s = (
-            min((each.next_s for each in watches), default=inf)
-            if watch is None
-            else watch.next_s
-        )
-        if heeds_arrivals:  # and what is handed on, which interrupts others
-            read_s = min(read_s, engines.next_change_s)
-        if read_s < env.now:  # the end of any request may be the time
-            return env.peek()
-        return min(engines.next_arrival_s, read_s) if heeds_arrivals else read_s
-
-    return horizon
-
-
-def numbers(
-    recording: Recording, pools: Sequence[Pool], engines: Engines, duration_s: float
-) -> dict[str, Any]:
-    """Return what each pool and each engine did, and how evenly."""
-    of_engines: list[dict[str, Any]] = []
-    of_pools = []
-    for pool in pools:
-        first = len(of_engines)
-        places = range(first, first + pool.num_engines)
-        parts = recording.of_rank[first : first + pool.num_engines]
-        counters = [
-            merged_counters(
-                [each.scheduler.summary() for each in engines.all_at(place)]
-            )
-            for place in places
-        ]
-        for place, part, told in zip(places, parts, counters, strict=True):
-            name = {"engine": place, "pool": pool.name}
-            of_engines.append(name | engine_numbers(part, duration_s) | told)
-        whole = merged(parts, parts[0].step_table, "engine")
-        facts = {
-            "pool": pool.name,
-            "role": pool.role,
-            "replicas": pool.num_engines,
-            "gpu": pool.engine.gpu,
-            "num_gpus": pool.engine.tensor_parallel_size
-            * pool.engine.pipeline_parallel_size,
-            "num_gpu_blocks": pool.capacity.num_gpu_blocks,
-        }
-        own = engine_numbers(whole, duration_s) | merged_counters(counters)
-        of_pools.append(facts | own)
-    told = engines.summary() if isinstance(engines, Replicas) else {}
-    return {
-        "engines": of_engines,
-        "pools": of_pools,
-        "imbalance": imbalance(of_engines),
-    } | told

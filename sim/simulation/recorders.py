@@ -53,7 +53,7 @@ def make_recorder(
     owners = [pool for pool in pools for _ in pool.schedulers]
 
     def one(scheduler: Scheduler, pool: Pool) -> Recorder:
-        drafts = config.engine.speculative
+        drafts = pool.engine.speculative
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
             "groups": _group_usage(capacity, schedulers[0]) if keeps_steps else None,

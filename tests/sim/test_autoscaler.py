@@ -21,7 +21,8 @@ from sim.engine.autoscaling.target_tracking import (
     TargetTracking,
     recommended,
 )
-from sim.engine.replicas import Replicas, ReplicaState
+from sim.engine.replicas import Replicas
+from sim.engine.roster import ReplicaState
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
 from sim.simulation.run import Simulation
@@ -68,7 +69,7 @@ def simulation_of(
 
 def states_of(simulation: Simulation) -> list[tuple[float, int, ReplicaState]]:
     assert isinstance(simulation.engine, Replicas)
-    return simulation.engine.changes
+    return simulation.engine.roster.changes
 
 
 # -- the rule --------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.engine.engines import Engines
-from sim.engine.replicas import DIED, NONE_READY, Replicas, ReplicaState
+from sim.engine.replicas import DIED, NONE_READY, Replicas
+from sim.engine.roster import ReplicaState
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
 from sim.results.fleets import rows
@@ -84,7 +85,7 @@ def checked(simulation: Simulation) -> Results:
             engine.scheduler.check()
             # SGLang's requests end with their next token, which a dead engine never has
             is_on = engine is engines.engines[place] and (
-                engines.states[place] is not ReplicaState.OFF
+                engines.roster.states[place] is not ReplicaState.OFF
             )
             if is_on or not isinstance(engine.scheduler, SglangScheduler):
                 assert engine.scheduler.cache_usage().num_physical_blocks == 0

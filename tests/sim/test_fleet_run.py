@@ -140,6 +140,60 @@ def test_stepwise_it_is_the_same(kind: str) -> None:
         assert one.equals(other), name
 
 
+@pytest.mark.parametrize(
+    "router", [{"kind": "llm_d", "precise": True}, {"kind": "dynamo_kv"}]
+)
+def test_what_engines_cache_is_seen_as_it_is(router: dict[str, Any]) -> None:
+    pools = [{"name": "main", "replicas": 3}]
+    sessions = SESSIONS["sessions"] | {
+        "num_sessions": 40,
+        "arrivals": {"kind": "burst", "burst_size": 20, "interval_s": 1.0},
+        "turns": {"kind": "fixed", "number": 4},
+    }
+    data = data_of(TIGHT | {"enable_prefix_caching": True}, None) | {
+        "fleet": {"pools": pools, "router": router},
+        "workload": {"sessions": sessions, "max_concurrent_users": 40},
+    }
+    fast, slow = (
+        Simulation(parse_config(data), stepwise=way).run() for way in (False, True)
+    )
+    assert fast.summary["num_preemptions"] > 0
+    assert fast.summary["prefix_cache_hits"] > 0
+    assert fast.requests.equals(slow.requests)
+
+
+DRAFTS: dict[str, Any] = {
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}
+}
+
+
+def drafting(fleet: dict[str, Any] | None) -> dict[str, Any]:
+    data = data_of(TIGHT | DRAFTS, fleet)
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.7}
+    return data
+
+
+def test_engines_of_a_fleet_verify_drafts() -> None:
+    alone = Simulation(parse_config(drafting(None))).run()
+    fleet = Simulation(parse_config(drafting(ONE))).run()
+    for name, table in tables(fleet).items():
+        assert table.drop(columns="engine").equals(tables(alone)[name]), name
+    for key, value in alone.summary.items():
+        if key not in {"title", "wall_seconds"}:
+            assert fleet.summary[key] == value, key
+    events = [
+        {"time_s": 1.0, "kind": "die", "engine": 0},
+        {"time_s": 1.1, "kind": "die", "engine": 1},
+        {"time_s": 1.2, "kind": "start", "engine": 1},
+    ]
+    config = parse_config(drafting(fleet_of(3, "least_requests") | {"events": events}))
+    three = Simulation(config).run(check_every=1)
+    assert three.summary["completed"] == 60
+    assert three.summary["num_retried"] > 0
+    accepted = three.requests["num_accepted_tokens"].sum()
+    assert accepted >= three.summary["spec_decode_accepted_tokens"] * 0.9 > 0
+
+
 @pytest.mark.parametrize("cost", ["roofline", "constant"])
 @pytest.mark.parametrize("kind", ["least_requests", "llm_d", "vllm_dp"])
 @pytest.mark.parametrize("num_blocks", [60, 400])
@@ -341,6 +395,7 @@ def _pool(**keys: Any) -> dict[str, Any]:
         (_pool(engine={"block_size": 0}), {}, "fleet.pools.0.engine.block_size: "),
         (_pool(), {"data_parallel_size": 2}, "engines with data_parallel_size are not"),
         (_pool() | {"router": {}}, {}, "router: needs a kind"),
+        (_pool(engine=DRAFTS), {}, "as many drafts a step, got 3 of pool .* and 0"),
         (fleet_of(2, "llmd"), {}, "'llmd' is not built; did you mean 'llm_d'"),
         (fleet_of(2, "llm_d", queue=1), {}, "'llm_d' has no such key"),
         (

@@ -114,7 +114,7 @@ class Autoscaler:
         self.timing = timing
         self.next_s = inf
         self.scalings: list[Scaling] = []
-        self.num_wanted = len(replicas.wanted(self.places))
+        self.num_wanted = len(replicas.roster.wanted(self.places))
         self._may_be_none = may_be_none
         self._is_reconciling = False
         self._readings: dict[int, tuple[Engine, Mapping[Metric, float]]] = {}
@@ -143,11 +143,11 @@ class Autoscaler:
 
     def _reconcile(self) -> None:
         replicas, timing = self.replicas, self.timing
-        present = replicas.wanted(self.places)
+        present = replicas.roster.wanted(self.places)
         excess = len(present) - self.num_wanted
         for place in present[: max(excess, 0)]:
             replicas.take_out(place, timing.drain_s)
-        for place in replicas.free(self.places)[: max(-excess, 0)]:
+        for place in replicas.roster.free(self.places)[: max(-excess, 0)]:
             replicas.launch(place, timing.start_s)
 
     # -- the clock ------------------------------------------------------------
@@ -181,7 +181,7 @@ class Autoscaler:
         """
         replicas, timing, rule = self.replicas, self.timing, self.rule
         seen = (replicas.num_steps, replicas.num_submitted, replicas.num_in_flight)
-        if seen != self._seen or replicas.is_changing:
+        if seen != self._seen or replicas.roster.is_changing:
             self._seen, self._stirred_s = seen, self.env.now
         windows_s = rule.scale_up.stabilization_s + rule.scale_down.stabilization_s
         longest_s = windows_s + timing.cooldown_s + timing.start_s
@@ -194,8 +194,8 @@ class Autoscaler:
         replicas = self.replicas
         self._readings = {
             place: (engine, _told(engine, self.rule.targets))
-            for place in replicas.wanted(self.places)
-            if replicas.is_ready(place)
+            for place in replicas.roster.wanted(self.places)
+            if replicas.roster.is_ready(place)
             for engine in (replicas.engines[place],)
         }
 
@@ -216,7 +216,7 @@ class Autoscaler:
             is_idle = now_s - self._in_flight_s >= self.timing.cooldown_s
             if is_idle or not current:
                 return int(not is_idle and bool(replicas.num_held))
-        present = replicas.wanted(self.places)
+        present = replicas.roster.wanted(self.places)
         told = [
             self._readings[place][1]
             for place in present

@@ -70,6 +70,8 @@ class LlmD(RandomRouter):
     ----------
     interval_s
         Between two calls of `hear`, which tell what was scraped.
+    hears_kv_events
+        Whether it is `precise`: engines may not run ahead of what it looks at.
 
     Notes
     -----
@@ -112,6 +114,7 @@ class LlmD(RandomRouter):
                 "precise: engines of the v1 generation tell what they cache, and these "
                 "are others; set it to false"
             )
+        self.hears_kv_events = precise
         self._cached_blocks = cached_blocks if precise else None
         self._block_size = block_size
         self.block_tokens = block_tokens or max(block_size, LEAST_BLOCK_TOKENS)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.config.fleet import ALONE
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Fleet, Routed, updated
 from sim.studies.planning.sensitivity import cheapest
@@ -134,8 +133,7 @@ def fleet_table(number: int, router: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_alone(each: CandidatePlan) -> bool:
     """Whether fleets of a candidate's engines are not built behind a router."""
-    engine = each.candidate.run["engine"]
-    return any(engine.get(key) not in {1, None} for key in ALONE)
+    return each.candidate.run["engine"].get("data_parallel_size") not in {1, None}
 
 
 def _walk(study: Study, counts: Sequence[tuple[_Count, int]]) -> None:

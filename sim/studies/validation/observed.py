@@ -13,17 +13,25 @@ import numpy as np
 
 from sim.errors import UserError
 from sim.results.metrics import SERVED
+from sim.results.ranks import parts_of, tables_of_rank
+from sim.results.recorder import Recording
 from sim.results.step_table import span_columns, spans_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+    from sim.results.folder import RunFolder
+    from sim.results.ranks import RankTables
     from sim.results.run import Results
+    from sim.results.step_table import StepTable
+    from sim.results.table import ResultTable
+
+    _OfEngine = Recording | RankTables | RunFolder
 
 
 """Latencies that are compared, as `vllm bench serve` names them."""
@@ -50,6 +58,8 @@ class ObservedRequests:
     num_cached_tokens: Ints | None = None
     """Prompt tokens found in the prefix cache."""
     num_preemptions: Ints | None = None
+    engine: Ints | None = None
+    """Number of the engine that served it, where there are several."""
 
     @property
     def num_requests(self) -> int:
@@ -160,6 +170,7 @@ def observed_of(results: Results, lines: NDArray[np.int64] | None = None) -> Obs
         return np.where(served, table[name][places], np.nan)
 
     summary = results.summary
+    part = next((name for name in ("engine", "rank") if name in table.kinds), None)
     return Observed(
         source="simulation",
         requests=ObservedRequests(
@@ -170,6 +181,7 @@ def observed_of(results: Results, lines: NDArray[np.int64] | None = None) -> Obs
             arrival_s=table["arrival_s"][places],
             num_cached_tokens=table["num_cached_tokens"][places].astype(np.int64),
             num_preemptions=table["num_preemptions"][places].astype(np.int64),
+            engine=None if part is None else table[part][places].astype(np.int64),
         ),
         numbers={
             key: float(value)
@@ -180,31 +192,48 @@ def observed_of(results: Results, lines: NDArray[np.int64] | None = None) -> Obs
 
 
 def series_of(results: Results, time_s: Floats) -> TimeSeries:
-    """Return the engine's state at some moments.
+    """Return the engine's state at some moments; of several the sum, of usage the mean.
 
     Between two steps, that is while nothing runs, the engine is empty; requests that
     arrive during a step wait.
     """
-    steps = _steps_around(results, time_s)
+    is_ahead = "overlapped_s" in results.summary
+    states = [_states_of(part, time_s, is_ahead=is_ahead) for part in _engines(results)]
+    running, waiting, swapped, usage = np.sum(states, axis=0)
+    return TimeSeries(time_s, running, waiting, swapped, usage / len(states))
+
+
+def _engines(results: Results) -> Sequence[_OfEngine]:
+    """Return the tables of each engine: of its rows only."""
+    recording = results.recording
+    if isinstance(recording, Recording):
+        return recording.of_rank
+    _, told = parts_of(results.summary)
+    parts = [tables_of_rank(recording, number) for number in range(len(told))]
+    return parts or [recording]
+
+
+def _states_of(part: _OfEngine, time_s: Floats, *, is_ahead: bool) -> list[Floats]:
+    """Return what runs, waits and is swapped at one engine, and its usage."""
+    steps = _steps_around(part.step_table, time_s)
+    table = part.request_table
     busy = time_s < steps["start_s"] + steps["latency_s"]
-    if "overlapped_s" in results.summary:  # steps wait for those in flight before them
-        busy |= _num_inside(results, time_s) > 0
-    arrivals_s = np.sort(results.recording.request_table["arrival_s"])
+    if is_ahead:  # steps wait for those in flight before them
+        busy |= _num_inside(table, time_s) > 0
+    arrivals_s = np.sort(table["arrival_s"])
     begun = np.searchsorted(arrivals_s, steps["start_s"], side="right")
     arrived = np.searchsorted(arrivals_s, time_s, side="right") - begun
     waiting = np.where(busy, steps["num_waiting"] + arrived, 0)
-    return TimeSeries(
-        time_s=time_s,
-        num_running=np.where(busy, steps["num_running"], 0.0),
-        num_waiting=waiting.astype(np.float64),
-        num_swapped=np.where(busy, steps["num_swapped"], 0.0),
-        kv_cache_usage=np.where(busy, steps["kv_cache_usage"], 0.0),
-    )
+    return [
+        np.where(busy, steps["num_running"], 0.0),
+        waiting.astype(np.float64),
+        np.where(busy, steps["num_swapped"], 0.0),
+        np.where(busy, steps["kv_cache_usage"], 0.0),
+    ]
 
 
-def _num_inside(results: Results, time_s: Floats) -> Ints:
+def _num_inside(table: ResultTable, time_s: Floats) -> Ints:
     """Return how many requests have arrived and not left at some moments."""
-    table = results.recording.request_table
     left_s = np.where(table.is_one_of("status", SERVED), table["finish_s"], np.nan)
     came_s = table["arrival_s"][~np.isnan(left_s)]
     num_left = np.searchsorted(np.sort(left_s[~np.isnan(left_s)]), time_s, side="right")
@@ -212,10 +241,26 @@ def _num_inside(results: Results, time_s: Floats) -> Ints:
     return num_came - num_left
 
 
-def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
-    """Return the mean KV usage over the time that each request was in the system."""
-    names = (*span_columns(results.step_table), "kv_cache_usage")
-    batches = [*results.step_table.batches(names)]
+def usage_over(
+    results: Results, begin_s: Floats, end_s: Floats, engine: Ints | None = None
+) -> Floats:
+    """Return the mean KV usage of its engine while each request was in the system.
+
+    `engine` says which, where there are several.
+    """
+    parts = _engines(results)
+    if engine is None or len(parts) == 1:
+        return _usage_over(parts[0].step_table, begin_s, end_s)
+    usage = np.zeros(len(begin_s))
+    for place, part in enumerate(parts):
+        own = engine == place
+        usage[own] = _usage_over(part.step_table, begin_s[own], end_s[own])
+    return usage
+
+
+def _usage_over(table: StepTable, begin_s: Floats, end_s: Floats) -> Floats:
+    names = (*span_columns(table), "kv_cache_usage")
+    batches = [*table.batches(names)]
     steps = {
         name: np.concatenate([np.zeros(1), *(batch[name] for batch in batches)])
         for name in names
@@ -232,11 +277,11 @@ def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
     return mean
 
 
-def _steps_around(results: Results, time_s: Floats) -> dict[str, Floats]:
+def _steps_around(table: StepTable, time_s: Floats) -> dict[str, Floats]:
     """Return the columns of the last step that began by each moment."""
     found = {name: np.zeros(len(time_s)) for name in _COLUMNS}
     found["start_s"] -= 1.0
-    for batch in results.step_table.batches(_COLUMNS):
+    for batch in table.batches(_COLUMNS):
         places = np.searchsorted(batch["start_s"], time_s, side="right") - 1
         known = places >= 0
         for name in _COLUMNS:

@@ -173,6 +173,7 @@ def validate(
             "workload.client: measured requests came when they came, tries included; "
             "remove it"
         )
+    _check_engines(config, measured)
     inputs = _inputs(config, measured)
     measured = _without_warm_up(measured, warm_up)
     if measured.begins_at_queue and any(is_of_front_end(each) for each in terms):
@@ -210,7 +211,7 @@ def validate(
             results,
             predicted,
             measured,
-            lambda num_blocks: predict({**fitted, _BLOCKS_KEY: num_blocks}),
+            lambda num_blocks: predict({**fitted, **_blocks(results, num_blocks)}),
         ),
         notes=(*measured.notes, *inputs.notes, *notes_of(results, predicted, measured)),
     )
@@ -236,6 +237,19 @@ def validate_file(
     if timeseries is not None:
         observed = replace(observed, series=read_timeseries(timeseries))
     return validate(config, observed, terms, fit_on, warm_up, on_progress=on_progress)
+
+
+def _check_engines(config: RunConfig, measured: Observed) -> None:
+    """Refuse a measurement of several engines where one is simulated."""
+    requests = measured.requests
+    if requests is None or requests.engine is None:
+        return
+    num_engines = len(np.unique(requests.engine))
+    if config.fleet is None and config.engine.data_parallel_size == 1:
+        raise MeasuredError(
+            f"the measurement is of {num_engines} engines, the simulation of one: give "
+            f"the rows and the workload of one, or a fleet"
+        )
 
 
 def _inputs(config: RunConfig, measured: Observed) -> Inputs:
@@ -276,7 +290,7 @@ def _open_loop(config: RunConfig) -> RunConfig:
     """Return the configuration without users: the measured arrivals have them in."""
     if config.workload.max_concurrent_users is None:
         return config
-    data = config.model_dump()
+    data = config.to_data()
     data["workload"]["max_concurrent_users"] = None
     return parse_config(data)
 
@@ -285,14 +299,42 @@ def _simulated(
     config: RunConfig, inputs: Inputs, changes: Mapping[str, float], runs: _Runs
 ) -> Results:
     if changes:
-        data = config.model_dump()
+        data = config.to_data()
         for name, value in changes.items():
-            table, _, key = name.partition(".")
-            data[table] = (data[table] or {}) | {key: value}
+            _set(data, name.split("."), value)
         config = parse_config(data)
     results = Simulation(config, specs=inputs.specs).run(runs.told)
     runs.ended()
     return results
+
+
+def _set(data: dict[str, Any], path: Sequence[str], value: float) -> None:
+    """Set a key of a configuration, by the tables and the places in lists above it."""
+    *above, key = path
+    table: Any = data
+    for each in above:
+        if isinstance(table, list):
+            table = table[int(each)]
+        else:
+            table[each] = table.get(each) or {}
+            table = table[each]
+    table[key] = value
+
+
+def _blocks(results: Results, num_gpu_blocks: int) -> dict[str, int]:
+    """Return what gives the engine so many blocks, and those of a fleet in proportion.
+
+    The number is that of the first pool.
+    """
+    if results.config.fleet is None:
+        return {_BLOCKS_KEY: num_gpu_blocks}
+    first = results.summary["num_gpu_blocks"]
+    return {
+        f"fleet.pools.{place}.{_BLOCKS_KEY}": -(
+            -pool["num_gpu_blocks"] * num_gpu_blocks // first
+        )
+        for place, pool in enumerate(results.summary["pools"])
+    }
 
 
 def _split_s(measured: Observed, share: float) -> float:
@@ -322,7 +364,10 @@ def _usage(
             name: _mean_between(*curve, *span)
             for name, span in _spans_s(theirs).items()
         }
-    return {name: usage_over(results, *span) for name, span in _spans_s(ours).items()}
+    return {
+        name: usage_over(results, *span, ours.engine)
+        for name, span in _spans_s(ours).items()
+    }
 
 
 def _spans_s(requests: ObservedRequests) -> dict[str, tuple[Floats, Floats]]:

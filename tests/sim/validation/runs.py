@@ -80,6 +80,8 @@ def write_requests(results: Results, path: Path) -> None:
             "preemptions": requests.num_preemptions,
         }
     )
+    if requests.engine is not None:
+        frame["engine"] = requests.engine
     frame.to_csv(path, index=False)
 
 

@@ -81,7 +81,6 @@ def test_without_a_queue_arrivals_count(tmp_path: Path) -> None:
         (HEADER + "1,1,,0.5,4,3\n", "last_token_s of row 1 is 0.5 s, before"),
         (HEADER + "1,2026-04-25T18:47:18Z,2,3,4,4\n", "give seconds on any clock"),
         (HEADER + "1,1,-1,-1,4,4\n", "leave it empty if the request failed"),
-        ("engine," + HEADER + "0,1,1,2,3,4,4\n1,1,1,2,3,4,4\n", "names 2 engines"),
         ("index," + HEADER + "0,1,1,2,3,4,4\n0,1,1,2,3,4,4\n", "same number twice"),
         ("queued_s," + HEADER + "1,1,1,2,3,4,4\n", "two columns are called 'queued_s'"),
         (SCRAPE + 'vllm:num_preemptions_total{engine="1"} 2\n', "of 2 engines (0, 1)"),

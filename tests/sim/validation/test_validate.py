@@ -15,6 +15,7 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.results.step_table import spans_s
 from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from sim.studies.validation import compare
 from sim.studies.validation.fit import parse_term
 from sim.studies.validation.inputs import inputs_of
@@ -64,6 +65,56 @@ def requests_of(*latencies_s: tuple[float, float]) -> ObservedRequests:
     ttft_s, e2el_s = np.array(latencies_s).T
     ones = np.ones(len(latencies_s), np.int64)
     return ObservedRequests(10 * ones, 3 * ones, ttft_s, e2el_s)
+
+
+FLEET: dict[str, Any] = {
+    "pools": [
+        {"name": "main", "replicas": 2},
+        {"name": "small", "replicas": 1, "engine": {"num_gpu_blocks_override": 130}},
+    ],
+    "router": {"kind": "least_requests"},
+}
+
+
+def test_a_fleet_of_our_own_is_predicted_without_error(tmp_path: Path) -> None:
+    data = config() | {"fleet": FLEET}
+    data["workload"]["synthetic"] |= {
+        "num_requests": 90,
+        "arrivals": {"kind": "poisson", "rate": 20.0},
+    }
+    fleet = simulate(parse_config(data))
+    write_requests(fleet, tmp_path / "requests.csv")
+    times_s = np.arange(0.25, 9.0, 0.25)
+    write_series(fleet, times_s, tmp_path / "series.csv")
+    measured = replace(
+        read(tmp_path / "requests.csv"),
+        series=read_timeseries(tmp_path / "series.csv"),
+    )
+    found = validate(parse_config(data), measured)
+    report = found.to_dict()
+    assert report["metrics"]["num_preemptions"]["measured"] > 0
+    errors = {k: v["error_pct"] for k, v in report["metrics"].items()}
+    assert {k: v for k, v in errors.items() if v} == {}
+    assert max(each["mean_abs"] for each in report["curves"].values()) == 0
+    # States are sums over engines, usage the mean: as the rows of requests say.
+    requests, series = fleet.requests, measured.series
+    assert series is not None
+    inside = [
+        ((requests["arrival_s"] <= t) & (t < requests["finish_s"])).sum()
+        for t in times_s
+    ]
+    assert series.num_running is not None
+    assert series.num_waiting is not None
+    assert (series.num_running + series.num_waiting).tolist() == inside
+    assert found.usage is not None
+    assert found.usage["e2el"].max() > 0.9
+    # More blocks are more in each pool.
+    more = [each.num_gpu_blocks for each in found.sharpness.more_blocks]
+    assert more == [147, 182]
+    assert found.sharpness.is_sharp
+    alone = {key: value for key, value in data.items() if key != "fleet"}
+    with pytest.raises(MeasuredError, match="of 3 engines, the simulation of one"):
+        validate(parse_config(alone), measured)
 
 
 def test_a_run_of_our_own_is_predicted_without_error(measured: Observed) -> None:

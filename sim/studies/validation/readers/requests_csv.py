@@ -35,7 +35,6 @@ _ENGINE_COLUMNS: Final = ("engine", "engine_id", "dp_rank", "replica")
 
 def read_requests_csv(text: str, path: Path) -> Observed:
     rows = _rows(text, path)
-    _check_one_engine(rows, path)
     arrival_s = column(rows, "queued_s" if "queued_s" in rows else "arrival_s", path)
     first_s = column(rows, "first_token_s", path)
     last_s = column(rows, "last_token_s", path)
@@ -56,6 +55,7 @@ def read_requests_csv(text: str, path: Path) -> Observed:
             arrival_s=in_order(arrival_s),
             num_cached_tokens=in_order(_optional(rows, "cached_tokens", path)),
             num_preemptions=in_order(_optional(rows, "preemptions", path)),
+            engine=in_order(_engines(rows)),
         ),
     )
 
@@ -99,15 +99,13 @@ def _order(rows: dict[str, list[Any]], path: Path) -> Ints:
     return np.argsort(index, kind="stable")
 
 
-def _check_one_engine(rows: dict[str, list[Any]], path: Path) -> None:
+def _engines(rows: dict[str, list[Any]]) -> Ints | None:
+    """Return the number of the engine of each row; None where they are of one."""
     for name in _ENGINE_COLUMNS:
-        engines = sorted(set(rows.get(name, ())))
-        if len(engines) > 1:
-            raise MeasuredError(
-                f"{path}: column '{name}' names {len(engines)} engines "
-                f"({', '.join(engines[:4])}); a simulation is of one: give the rows "
-                "and the workload of one"
-            )
+        _, numbers = np.unique(np.array(rows.get(name, ()), str), return_inverse=True)
+        if len(numbers) and numbers.max():
+            return numbers.astype(np.int64)
+    return None
 
 
 def _output_tokens(rows: dict[str, list[Any]], last_s: Floats, path: Path) -> Ints:

@@ -1,0 +1,83 @@
+"""What a fleet did, from the recordings of its engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sim.engine.replicas import Replicas
+from sim.results.fleet_series import absences, series, state_spans
+from sim.results.fleets import engine_numbers, imbalance
+from sim.results.ranks import merged
+from sim.simulation.ranks import merged_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sim.engine.engines import Engines
+    from sim.results.fleet_series import Change
+    from sim.results.recorder import Recording
+    from sim.simulation.pools import Pool
+
+
+def with_series(
+    recording: Recording, pools: Sequence[Pool], engines: Engines, now_s: float
+) -> Recording:
+    """Return a recording with the fleet over time, pool by pool."""
+    places: list[tuple[str, range]] = []
+    first = 0
+    for pool in pools:
+        places.append((pool.name, range(first, first + pool.num_engines)))
+        first += pool.num_engines
+    spans = state_spans(_changes(engines), first, now_s)
+    held = engines.held if isinstance(engines, Replicas) else []
+    return replace(recording, fleet_table=series(recording, places, spans, held, now_s))
+
+
+def _changes(engines: Engines) -> Iterator[Change]:
+    if isinstance(engines, Replicas):
+        for time_s, place, state in engines.roster.changes:
+            yield time_s, place, state.value
+
+
+def numbers(
+    recording: Recording, pools: Sequence[Pool], engines: Engines, duration_s: float
+) -> dict[str, Any]:
+    """Return what each pool and each engine did, and how evenly."""
+    of_engines: list[dict[str, Any]] = []
+    of_pools = []
+    for pool in pools:
+        first = len(of_engines)
+        places = range(first, first + pool.num_engines)
+        parts = recording.of_rank[first : first + pool.num_engines]
+        counters = [
+            merged_counters(
+                [each.scheduler.summary() for each in engines.all_at(place)]
+            )
+            for place in places
+        ]
+        for place, part, told in zip(places, parts, counters, strict=True):
+            name = {"engine": place, "pool": pool.name}
+            of_engines.append(name | engine_numbers(part, duration_s) | told)
+        whole = merged(parts, parts[0].step_table, "engine")
+        facts = {
+            "pool": pool.name,
+            "role": pool.role,
+            "replicas": pool.num_engines,
+            "gpu": pool.engine.gpu,
+            "num_gpus": pool.engine.tensor_parallel_size
+            * pool.engine.pipeline_parallel_size,
+            "num_gpu_blocks": pool.capacity.num_gpu_blocks,
+        }
+        own = engine_numbers(whole, duration_s) | merged_counters(counters)
+        of_pools.append(facts | own)
+    spans = state_spans(_changes(engines), len(of_engines), duration_s)
+    for engine, absent in zip(of_engines, absences(spans), strict=True):
+        if absent:
+            engine["absent_s"] = absent
+    told = engines.summary() if isinstance(engines, Replicas) else {}
+    return {
+        "engines": of_engines,
+        "pools": of_pools,
+        "imbalance": imbalance(of_engines),
+    } | told
