@@ -82,6 +82,8 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
         leaving, self._leaving = self._leaving, []
         for request in leaving:
             self.tables.free(request)
+        if leaving:
+            self.gate.look_again()
 
     def abort(self, request: Request) -> None:
         self._note_written((request,))

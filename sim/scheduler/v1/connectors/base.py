@@ -230,6 +230,14 @@ class KVConnector(Protocol):
         ...
 
     @property
+    def keeps_still(self) -> bool:
+        """Whether what it has of a request changes only as it stores, loads and ends.
+
+        Then steps that are quiet need no look at a head that lacks blocks.
+        """
+        ...
+
+    @property
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping, requests or not."""
         ...

@@ -161,6 +161,10 @@ class OffloadingConnector:
     requires_kv_delivery = False
 
     @property
+    def keeps_still(self) -> bool:
+        return self.behind is None  # others bring chunks by themselves
+
+    @property
     def has_pending_work(self) -> bool:
         behind = self.behind
         is_behind = behind is not None and behind.has_pending_work

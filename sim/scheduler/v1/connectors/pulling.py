@@ -43,6 +43,7 @@ class ProducerConnector:
 
     fills_blocks = False
     requires_kv_delivery = True
+    keeps_still = False
 
     def __init__(self, settings: KVTransferSettings) -> None:
         self._lease_s = settings.kv_lease_duration
@@ -131,6 +132,7 @@ class ConsumerConnector:
 
     fills_blocks = True
     requires_kv_delivery = False
+    keeps_still = False
 
     def __init__(self, settings: KVTransferSettings, block_size: int) -> None:
         self._block_size = block_size

@@ -95,7 +95,8 @@ class ConnectorScheduler(Scheduler):
         given = settings.offload or settings.kv_transfer
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
-        self.gate.keeps_heads = False  # what a tier has of them may change
+        # What a tier has of a head may change, but not that it lacks blocks as a whole.
+        self.gate.keeps_heads &= self.gate.reserves_all and self.connector.keeps_still
         self._now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         self._admit_waiting = self._schedule_waiting
@@ -169,6 +170,7 @@ class ConnectorScheduler(Scheduler):
         queues, running = self.waiting, self.running
         holding: list[Request] = []
         fresh: list[Request] = []
+        self.gate.look_again()
         self._is_admitting = True
         while len(queues) and budget and len(running) < self._most_running:
             request = queues.peek_request()
@@ -264,14 +266,15 @@ class ConnectorScheduler(Scheduler):
 
     def _fits_load(self, request: Request, head: Head) -> bool:
         """Whether a head may load: its blocks, and what others under way still need."""
-        needed, num_free = self.tables.num_needed_blocks, self.tables.num_free_blocks
-        num_free -= self._num_spare_blocks()
-        if self.gate.reserves_all:
-            num_all = min(request.num_tokens, self._most_slots)
-            if needed(request, num_all, head.found, is_whole=True) > num_free:
-                return False
-        num_tokens = head.num_computed_tokens
-        num_needed = needed(request, num_tokens, head.found, is_whole=False)
+        gate, tables, found = self.gate, self.tables, head.found
+        if gate.reserves_all and not gate.lets_in(
+            request, request.num_tokens, found, self.step
+        ):
+            return False
+        num_needed = tables.num_needed_blocks(
+            request, head.num_computed_tokens, found, is_whole=False
+        )
+        num_free = tables.num_free_blocks - self._num_spare_blocks()
         return num_needed + self._num_reserved_blocks() <= num_free
 
     def _num_reserved_blocks(self) -> int:
@@ -415,6 +418,8 @@ class ConnectorScheduler(Scheduler):
         if report.invalid_block_ids or report.failed:
             self._note_failures(set(report.invalid_block_ids), report.failed)
         self.received = self.connector.update_connector_output(report)
+        if self.received:
+            self.gate.look_again()
         for request in self.received:
             if request.status is _LOADING:
                 self._received.add(request)
