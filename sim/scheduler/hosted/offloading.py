@@ -140,7 +140,7 @@ class ConnectedVllmScheduler(VllmScheduler):
             return prepared
 
         def leave_and_note(chunk: Any) -> None:
-            self.transfers.evicted_ids.append(chunk.chunk_id)
+            self.transfers.evicted_lots.append(as_ints([chunk.chunk_id]))
             leave(chunk)
 
         connector.get_num_new_matched_tokens = look_up_and_note

@@ -23,6 +23,8 @@ class JobKind(Enum):
     SYNC_LOAD = "sync_load"
     """Into blocks of a request of the batch, before the step runs."""
 
+    __hash__ = object.__hash__  # keys of many look-ups; that of `Enum` is a call
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferJob:
@@ -67,8 +69,8 @@ class StepTransfers:
         Lots without room: whose, and of how many chunks.
     num_below_threshold
         Chunks that were offered too seldom to be stored.
-    evicted_ids
-        Chunks that made room, in the order in which they went.
+    evicted_lots
+        Chunks that made room, in the order in which they went, as columns.
     """
 
     loads: list[TransferJob] = field(default_factory=list)
@@ -76,7 +78,12 @@ class StepTransfers:
     flush: list[int] = field(default_factory=list)
     refused: list[tuple[Request, int]] = field(default_factory=list)
     num_below_threshold: int = 0
-    evicted_ids: list[int] = field(default_factory=list)
+    evicted_lots: list[Ints] = field(default_factory=list)
+
+    @property
+    def evicted_ids(self) -> list[int]:
+        """Chunks that made room, as numbers."""
+        return [chunk_id for lot in self.evicted_lots for chunk_id in lot.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import require
-from cache.tiers import CPUTier, RequestAccess, TierHierarchy
-from cache.tiers.places import NO_INTS
+from cache.tiers import CPUTier, TierHierarchy
 from cache.tiers.sessions import KeepTTL
 from sim.scheduler.v1.connectors.base import (
     JobKind,
@@ -18,6 +17,8 @@ from sim.scheduler.v1.connectors.base import (
     StepTransfers,
     TransferJob,
 )
+from sim.scheduler.v1.connectors.offload import Offload, limit_of
+from sim.scheduler.v1.connectors.watched import WatchedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,61 +31,6 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN = Match(None, is_async=False)
 _NOTHING = Match(0, is_async=False)
-
-
-class Offload:
-    """What is kept of a request, from its first look-up until its last job has ended.
-
-    Attributes
-    ----------
-    request, access
-        It, and what the tier knows of it.
-    runs, keys
-        Identity of its full blocks; and of its leading whole chunks.
-    next_chunk
-        The first one that was not stored, loaded or passed over.
-    most_tokens
-        Leading tokens that may be stored.
-    num_local_tokens
-        The local hit of its latest look-up.
-    loads_in_step
-        Whether what that look-up found is to be loaded into its own batch.
-    jobs
-        In flight.
-    has_ended
-        Whether it has left the engine.
-    """
-
-    __slots__ = (
-        "access",
-        "has_ended",
-        "jobs",
-        "keys",
-        "loads_in_step",
-        "most_tokens",
-        "next_chunk",
-        "num_local_tokens",
-        "request",
-        "runs",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        most_tokens: int,
-        block_size: int,
-        session: SessionHint | None = None,
-    ) -> None:
-        self.request = request
-        self.access = RequestAccess(request.request_id, session)
-        self.runs = request.tokens.block_runs(block_size)
-        self.keys: Ints = NO_INTS
-        self.next_chunk = 0
-        self.most_tokens = most_tokens
-        self.num_local_tokens = 0
-        self.loads_in_step = False
-        self.jobs: dict[int, TransferJob] = {}
-        self.has_ended = False
 
 
 class OffloadingConnector:
@@ -150,10 +96,7 @@ class OffloadingConnector:
         self._ended: list[tuple[Offload, list[int]]] = []  # and what is left to store
         self._waits_for_loads = enable_prefix_caching
         self._being_loaded: set[int] = set()
-        # Blocks of stores in flight whose requests have ended, so that they may be
-        # taken for new content: the jobs.
-        self._watched: dict[int, set[int]] = {}
-        self._handed_out: set[int] = set()
+        self._watched = WatchedBlocks()
         self._sync_budget = settings.sync_load_budget_tokens
         self._loads: list[TransferJob] = []
 
@@ -216,7 +159,7 @@ class OffloadingConnector:
                 most = request.num_prompt_tokens
             if not self._settings.stores:
                 most = 0
-            limit = _limit_of(request, "max_offload_tokens")
+            limit = limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
             hint = self.hints.get(request.parent_id) if self.hints else None
             offload = Offload(request, most, self._block_size, hint)
@@ -228,7 +171,7 @@ class OffloadingConnector:
         request, chunk_tokens = offload.request, self._chunk_tokens
         self._know_keys(offload, request.num_tokens)
         most = len(offload.keys) * chunk_tokens
-        limit = _limit_of(request, "max_load_tokens")
+        limit = limit_of(request, "max_load_tokens")
         if limit is not None:
             most = min(most, num_local + limit) // chunk_tokens * chunk_tokens
         if most - num_local < chunk_tokens:
@@ -268,7 +211,7 @@ class OffloadingConnector:
         self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         if self._watches:
-            self._handed_out.update(block_ids())
+            self._watched.hand_out(block_ids())
         offload = self._offload_of(request)
         if num_external_tokens:
             self._load(offload, block_ids, num_external_tokens)
@@ -312,9 +255,8 @@ class OffloadingConnector:
             if request in self._offloads:
                 flush.update(self._offloads[request].jobs)
         if self._watches:
-            self._handed_out.update(batch.new_block_ids())
-            for block_id in self._watched.keys() & self._handed_out:
-                flush |= self._watched[block_id]
+            self._watched.hand_out(batch.new_block_ids())
+            flush |= self._watched.taken_from()
         num_skipped = self.tier.num_stores_skipped
         self.tier.policy.now_s = batch.now_s
         self._store(batch, transfers, flush)
@@ -322,7 +264,7 @@ class OffloadingConnector:
         transfers.flush = sorted(flush)
         self._loads = []
         self._sync_budget = self._settings.sync_load_budget_tokens
-        self._handed_out.clear()
+        self._watched.end_call()
         if self.behind is not None:
             self.behind.end_call()
         return transfers
@@ -349,8 +291,8 @@ class OffloadingConnector:
             if held:
                 job = self._offer(offload, held, transfers)
                 if job is not None:
-                    self._watch(job)
-                    if not self._handed_out.isdisjoint(job.block_ids):
+                    self._watched.add(job)
+                    if self._watched.was_taken_from(job):
                         flush.add(job.job_id)
         for offload, _ in self._ended:  # when all of them have stored
             offload.access.end_s = batch.now_s
@@ -382,7 +324,7 @@ class OffloadingConnector:
             transfers.refused.append((offload.request, len(keys)))
             return None
         offload.next_chunk = last
-        transfers.evicted_ids += prepared.evicted_ids.tolist()
+        transfers.evicted_lots.append(prepared.evicted_ids)
         if not len(prepared.keys):
             return None
         first_block, table = first * size, held[: len(keys) * size]
@@ -427,21 +369,9 @@ class OffloadingConnector:
             held = block_ids(first, stop) if stop > first else []
             self._ended.append((offload, held))
             for job in offload.jobs.values():
-                self._watch(job)
+                if job.kind is JobKind.STORE:
+                    self._watched.add(job)
         return False
-
-    def _watch(self, job: TransferJob) -> None:
-        if job.kind is JobKind.STORE:
-            for block_id in job.block_ids:
-                self._watched.setdefault(block_id, set()).add(job.job_id)
-
-    def _unwatch(self, job: TransferJob) -> None:
-        for block_id in job.block_ids:
-            jobs = self._watched.get(block_id)
-            if jobs is not None:
-                jobs.discard(job.job_id)
-                if not jobs:
-                    del self._watched[block_id]
 
     def _forget(self, offload: Offload) -> None:
         if not offload.jobs and offload.access.is_finished:
@@ -461,7 +391,7 @@ class OffloadingConnector:
                     keys = job.keys.tolist()
                     self.behind.stored(keys, job.chunk_ids, offload.access)
                 if offload.has_ended:
-                    self._unwatch(job)
+                    self._watched.remove(job)
             else:
                 self.tier.complete_load(job.chunk_ids)
                 self._being_loaded.difference_update(job.keys.tolist())
@@ -528,21 +458,11 @@ class OffloadingConnector:
             f"offloading: loads of {len(read)} chunks are in flight, the tier counts "
             f"{self.tier.num_reading_chunks}",
         )
-        watched: dict[int, set[int]] = {}
-        for job in self._jobs_of(JobKind.STORE):
-            if self._offloads[job.request].has_ended:
-                for block_id in job.block_ids:
-                    watched.setdefault(block_id, set()).add(job.job_id)
-        require(
-            watched == self._watched,
-            "offloading: the watched blocks are not those of ended requests' stores",
+        self._watched.check(
+            job
+            for job in self._jobs_of(JobKind.STORE)
+            if self._offloads[job.request].has_ended
         )
 
     def _jobs_of(self, kind: JobKind) -> Iterable[TransferJob]:
         return (job for job in self.jobs.values() if job.kind is kind)
-
-
-def _limit_of(request: Request, name: str) -> int | None:
-    """Return a limit that came with the request, or None."""
-    parameters = request.kv_transfer_params
-    return None if parameters is None else parameters.get(name)

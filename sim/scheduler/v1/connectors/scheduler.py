@@ -16,6 +16,7 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import connector_of
 from sim.scheduler.v1.connectors.heads import Head, Look
+from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
 from sim.scheduler.v1.scheduler import Scheduler
 
@@ -97,7 +98,7 @@ class ConnectorScheduler(Scheduler):
         self._recomputes = given.kv_load_failure_policy == "recompute"
         # What a tier has of a head may change, but not that it lacks blocks as a whole.
         self.gate.keeps_heads &= self.gate.reserves_all and self.connector.keeps_still
-        self._now_s = 0.0
+        self.now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         self._admit_waiting = self._schedule_waiting
         offloads = settings.offload is not None
@@ -112,11 +113,7 @@ class ConnectorScheduler(Scheduler):
         self._kept: set[Request] = set()  # leave, and their blocks are in use still
         self._some_ended = False
         self.external_stats = PrefixCacheStats()
-        self._received: set[Request] = set()  # loads have ended, no scan has seen it
-        self._misloaded: set[Request] = set()  # failed in part, to be computed again
-        # From the load until all known tokens are computed; one that has failed holds
-        # no blocks and is one of them still.
-        self._begun_loads: dict[Request, None] = {}
+        self._loads = Loads()
         self._passed_over: set[Request] = set()  # waiting, and set aside by a scan
 
     @property
@@ -145,7 +142,7 @@ class ConnectorScheduler(Scheduler):
         self.waiting.add_request(request)
 
     def form(self, now_s: float) -> Shape:
-        self._now_s = now_s
+        self.now_s = now_s
         self.looks = []
         self._some_ended = False
         shape = super().form(now_s)
@@ -205,15 +202,13 @@ class ConnectorScheduler(Scheduler):
         """Whether a head loads no more; it is promoted when that is seen."""
         if request.status is not _LOADING:
             return True
-        if request not in self._received:
+        if not self._loads.has_received(request):
             return False
-        self._received.remove(request)
         num_computed_tokens = request.num_computed_tokens
-        if request in self._misloaded and not num_computed_tokens:
+        if self._loads.take(request):
             self.tables.free(request)  # and it is looked up anew
         else:
             self.tables.register(request, num_computed_tokens)
-        self._misloaded.discard(request)
         if num_computed_tokens == request.num_tokens:
             request.num_computed_tokens -= 1  # the last one is computed for its output
         request.move_to(
@@ -281,7 +276,7 @@ class ConnectorScheduler(Scheduler):
         """Return the blocks that loads and prompts under way still need."""
         return sum(
             self._num_missing_blocks(each, min(each.num_tokens, self._most_slots))
-            for each in self._begun_loads | self._in_mid_way()
+            for each in self._loads.begun | self._in_mid_way()
         )
 
     def _in_mid_way(self) -> dict[Request, None]:
@@ -296,7 +291,7 @@ class ConnectorScheduler(Scheduler):
         self._count_hits(request, head)
         request.num_computed_tokens = num_tokens
         request.move_to(_LOADING)
-        self._begun_loads[request] = None
+        self._loads.begin(request)
         self._passed_over.add(request)
         self.connector.update_state_after_alloc(
             request, partial(self.block_ids, request), head.num_external_tokens
@@ -327,14 +322,10 @@ class ConnectorScheduler(Scheduler):
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
-        self._begun_loads.pop(request, None)
+        self._loads.end(request)
         self._passed_over.discard(request)
 
     # -- what the connector asks of a call (`connectors.base.Batch`) ------------
-
-    @property
-    def now_s(self) -> float:
-        return self._now_s
 
     def preempted(self) -> Iterable[Request]:
         return [each.request for each in self.preemptions]
@@ -376,7 +367,7 @@ class ConnectorScheduler(Scheduler):
     def abort(self, request: Request) -> None:
         if request in self.running and request not in self.prefilling:
             self.clock.settle(request, self.step)
-        loads = request.status is _LOADING and request not in self._received
+        loads = request.status is _LOADING and not self._loads.has_received(request)
         runs = request in self.running
         keeps = self.connector.request_finished(
             request,
@@ -392,8 +383,7 @@ class ConnectorScheduler(Scheduler):
         """Forget a request that leaves, wherever it stands."""
         self._some_ended = True
         self._leave_queue(request)
-        self._received.discard(request)
-        self._misloaded.discard(request)
+        self._loads.forget(request)
 
     def _free_or_keep(self, request: Request) -> int:
         """Free the blocks of a request that leaves, unless they are in use."""
@@ -422,25 +412,22 @@ class ConnectorScheduler(Scheduler):
             self.gate.look_again()
         for request in self.received:
             if request.status is _LOADING:
-                self._received.add(request)
+                self._loads.receive(request)
             else:
                 del self.delayed[request]
                 self._free(request)
 
     def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
-        """Cut what loading requests have at the first block that was not filled."""
+        """Let loading requests compute what was not filled, or end them."""
         for request in list(self.waiting.holding):
             if request.status is not _LOADING:
                 continue
-            if request in failed:
-                request.num_computed_tokens = 0
-                self._misloaded.add(request)
-            for index, block_id in enumerate(self.block_ids(request)):
-                if block_id in invalid:
-                    request.num_computed_tokens = index * self.block_size
-                    self._misloaded.add(request)
-                    break
-            if request in self._misloaded and not self._recomputes:
+            is_cut = self._loads.cut(
+                *(request, self.block_ids(request), self.block_size),
+                invalid=invalid,
+                failed=failed,
+            )
+            if is_cut and not self._recomputes:
                 self._fail(request)
 
     def _fail(self, request: Request) -> None:
@@ -456,7 +443,7 @@ class ConnectorScheduler(Scheduler):
     # -- counts and proof -----------------------------------------------------
 
     def quiet_steps(self, most: int) -> int:
-        if self._received or self._some_ended or not self.connector.is_quiet:
+        if self._loads.are_unseen or self._some_ended or not self.connector.is_quiet:
             return 0
         return super().quiet_steps(most)
 
