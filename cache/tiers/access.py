@@ -38,6 +38,8 @@ class RequestAccess:
         Its number, for those who log.
     session
         Its session's hint; None without one.
+    num_chunks
+        How many it may have, as far as that is known.
 
     Attributes
     ----------
@@ -64,6 +66,8 @@ class RequestAccess:
 
     __slots__ = (
         "_is_shown",
+        "_num_chunks",
+        "_num_reached",
         "cells",
         "end_s",
         "inserted",
@@ -83,7 +87,10 @@ class RequestAccess:
     )
 
     def __init__(
-        self, request_id: int = -1, session: SessionHint | None = None
+        self,
+        request_id: int = -1,
+        session: SessionHint | None = None,
+        num_chunks: int = 0,
     ) -> None:
         self.request_id = request_id
         self.session = session
@@ -97,8 +104,10 @@ class RequestAccess:
         self.is_finished = False
         self.keys = self.cells = NO_INTS
         self.num_known = 0
+        self._num_reached = 0  # leading positions that hold all of which keys are known
         self.pages: list[int] = []
         self._is_shown: Mask = np.zeros(0, np.bool_)  # by position
+        self._num_chunks = num_chunks
 
     def know(self, keys: Ints, first: int, index: ChunkIndex) -> Ints:
         """Return the cells of keys, in the tier that this record belongs to.
@@ -121,6 +130,13 @@ class RequestAccess:
         if stop > len(self.cells):
             self._reach(stop)
         cells = self.cells[first:stop]
+        if self._num_reached <= first < stop:
+            cells[:], pages = index.hold(keys)
+            self.keys[first:stop] = keys
+            self.num_known += stop - first
+            self._num_reached = stop
+            self.pages += pages
+            return cells
         if self.num_known < len(self.cells):
             is_new = cells < 0
             if is_any(is_new):
@@ -128,6 +144,7 @@ class RequestAccess:
                 cells[is_new], pages = index.hold(new)
                 self.keys[first:stop][is_new] = new
                 self.num_known += len(new)
+                self._num_reached = max(self._num_reached, stop)
                 self.pages += pages
         if is_any(self.keys[first:stop] != keys):
             raise CacheError(
@@ -138,7 +155,7 @@ class RequestAccess:
 
     def _reach(self, num_chunks: int) -> None:
         """Make room for so many chunks."""
-        num_more = num_chunks - len(self.cells)
+        num_more = max(num_chunks, self._num_chunks) - len(self.cells)
         if self.num_known:
             num_more = max(num_more, len(self.cells))
         more = np.full(num_more, -1, np.int64)

@@ -55,10 +55,13 @@ class Offload:
         request: Request,
         most_tokens: int,
         block_size: int,
+        chunk_tokens: int,
         session: SessionHint | None = None,
     ) -> None:
         self.request = request
-        self.access = RequestAccess(request.request_id, session)
+        self.access = RequestAccess(
+            request.request_id, session, request.num_tokens // chunk_tokens
+        )
         self.runs = request.tokens.block_runs(block_size)
         self.keys: Ints = NO_INTS
         self.next_chunk = 0

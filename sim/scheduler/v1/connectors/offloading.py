@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import require
-from cache.tiers import CPUTier, TierHierarchy
+from cache.tiers import CPUTier, LookupResult, TierHierarchy
 from cache.tiers.sessions import KeepTTL
 from sim.scheduler.v1.connectors.base import (
     JobKind,
@@ -162,7 +162,7 @@ class OffloadingConnector:
             limit = limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
             hint = self.hints.get(request.parent_id) if self.hints else None
-            offload = Offload(request, most, self._block_size, hint)
+            offload = Offload(request, most, self._block_size, self._chunk_tokens, hint)
             self._offloads[request] = offload
         return offload
 
@@ -178,7 +178,11 @@ class OffloadingConnector:
             return 0
         first, last = num_local // chunk_tokens, most // chunk_tokens
         keys = offload.keys[first:last]
-        if self.behind is None:
+        if self.behind is None and (
+            self.tier.lookup(int(keys[0])) is LookupResult.MISS
+        ):
+            num_chunks, all_there = 0, True  # most often
+        elif self.behind is None:
             num_chunks, all_there = self.tier.longest_prefix(
                 keys, offload.access, first
             )
