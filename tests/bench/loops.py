@@ -128,6 +128,8 @@ REGIMES |= {
         "loaded x3",
         "preempting: x3, 8,000 blocks, A100",
         "prefix caching: x3",
+        "CPU tier of 256 GiB: Mooncake x0.4",
+        "CPU tier of 1024 GiB: Mooncake x1",
         "gpt-oss-120b: x1",
         "gpt-oss-120b: x3",
         "gpt-oss-120b, prefix caching: Mooncake",
