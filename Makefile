@@ -19,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 
 # Processes side by side wait for each other where each multiplies with all processors.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants ways faults sbom check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-hosted-sglang test-routers fuzz fuzz-inputs mutants ways scale faults sbom check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -87,6 +87,12 @@ mutants: $(VENV)/.installed-dev
 # Pythons that have kvsim, and under other hash seeds, locales, time zones and numbers of processes.
 ways: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.identity.ways $(PYTHONS:%=--python %)
+
+# make scale: ten million requests, a million sessions, five million blocks, a sweep of 5,000 runs and a
+# report of a hundred million steps, each in bounded memory; SCALE=0.1 for a tenth of it.
+SCALE ?= 1
+scale: $(VENV)/.installed-dev
+	KVSIM_SCALE=$(SCALE) $(BIN)/python -m pytest -q -s tests/scale
 
 # make faults STOPS=20: commands stopped by signals at random moments, so many of each.
 STOPS ?= 20

@@ -18,8 +18,8 @@ from workloads._numpy import np
 from workloads.arrivals import (
     MAX_REQUESTS,
     ArrivalProcess,
-    arrival_times_s,
     check_stop,
+    taken_arrivals,
 )
 from workloads.chains import has_chains, in_order
 from workloads.columns import RequestColumns, SpecIterator
@@ -284,15 +284,15 @@ class SyntheticWorkload:
 
     def requests(self) -> RequestColumns:
         streams = Streams(self.seed)
-        listed_s = arrival_times_s(
+        taken_s = taken_arrivals(
             self.arrivals,
             streams.generator("arrivals"),
             self.num_requests,
             self.duration_s,
             self.rate_scale,
         )
-        times_s = np.array(listed_s, dtype=np.float64)
-        del listed_s  # four times the memory of the array
+        times_s = np.array(taken_s, dtype=np.float64)
+        del taken_s
         u = streams.generator("prompt_tokens").random(len(times_s))
         v = streams.generator("output_tokens").random(len(times_s))
         pairs = self.length_pairs()

@@ -55,7 +55,6 @@ class SelfAttnBlockSpaceManager:
         if sliding_window is not None:
             # The window may begin and end within a block.
             self.max_block_sliding_window = sliding_window // block_size + 2
-        self.watermark = watermark
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         allocator = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.tokens import RunTokens, SegmentTokens, TokenRuns
+from sim.engine.requests import RequestFactory
 from tests.sim.build import Run, spec
 
 if TYPE_CHECKING:
@@ -75,3 +76,11 @@ def test_keys_of_runs_equal_those_of_segments() -> None:
     for num_blocks in (3, 9, 15):
         runs.extend_block_hashes(found, num_blocks, 4)
     assert found == expected
+
+
+def test_beams_switch_as_often_as_their_share_says() -> None:
+    beams = spec(0, 0.0, 4, 3, beam_width=2, beam_switch_share=0.75)
+    factory = RequestFactory(64)
+    assert factory.group(beams).beam_percent == 75
+    runs = TokenRuns.from_segments(beams.prompt)
+    assert factory.beam_step(beams, runs, 0.0).beam_percent == 75

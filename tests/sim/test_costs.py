@@ -12,6 +12,7 @@ from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.base import STEP_PARTS, StepCost
 from sim.costs.efficiencies import soft_maximum
 from sim.costs.parts import step_cost
+from sim.costs.slowed import Slowed
 from sim.errors import ConfigError
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
@@ -640,3 +641,14 @@ def test_models_are_built_from_a_configuration_table():
         build(COST_MODELS, {**table, "swap_efficiency": "fast"}, "cost", context)
     with pytest.raises(ConfigError, match="did you mean 'base_s'"):
         build(COST_MODELS, {"kind": "linear", "bas_s": 1e-3}, "cost", context)
+
+
+def test_a_slow_engine_takes_longer_in_every_part():
+    well = bare(LLAMA_8B)
+    slow = Slowed(well)
+    slow.factor = 1.5
+    cost, usual = slow.step(decodes(8, 1000)), well.step(decodes(8, 1000))
+    assert cost.total_s == usual.total_s * 1.5
+    assert list(cost.parts) == [part * 1.5 for part in usual.parts]
+    assert (cost.lo_s, cost.hi_s) == (usual.lo_s * 1.5, usual.hi_s * 1.5)
+    assert slow.stage_times(decodes(8, 1000)) == [(0.0, usual.total_s * 1.5)]

@@ -438,3 +438,31 @@ def test_aborts_wherever_a_request_stands(scheduling_policy: str) -> None:
         policy.check()
     assert policy.cache_usage().num_physical_blocks == 3
     assert (policy.num_running, policy.num_waiting) == (1, 2)
+
+
+def test_each_rule_begins_with_its_release() -> None:
+    first = {
+        "has_priority_policy": 11,
+        "reserves_full_isl": 20,
+        "puts_unhashed_blocks_first": 24,
+        "puts_unhashed_window_blocks_first": 23,
+        "spares_lone_requests": 31,
+        "passes_over_self_preempted": 33,
+        "steps_back_for_unplanned_victims": 28,
+        "spaces_prefills": 33,
+        "knows_async_scheduling": 28,
+        "knows_pipelines": 32,
+        "knows_drafts": 33,
+        "knows_offloading": 33,
+    }
+    for rule, minor in first.items():
+        assert getattr(dialect_of(f"0.{minor}"), rule), rule
+        assert not getattr(dialect_of(f"0.{minor - 1}"), rule), rule
+    assert dialect_of("0.11").skips_over_budget_heads
+    assert not dialect_of("0.12").skips_over_budget_heads
+    without = [
+        m
+        for m in range(8, 34)
+        if not dialect_of(f"0.{m}").puts_blocks_first_without_caching
+    ]
+    assert without == [27]

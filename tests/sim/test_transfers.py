@@ -20,6 +20,7 @@ from sim.costs.transfers import (
 )
 from sim.errors import ConfigError
 from sim.hardware.gpus import GPUS
+from sim.hardware.models.bundled import load_model
 from sim.scheduler.generation import SwapRule
 from sim.scheduler.generations import GENERATIONS
 from sim.simulation.simulate import simulate
@@ -340,3 +341,20 @@ def test_small_loads_go_by_the_kernel_as_the_engine_has_it():
     assert replace(load, pages=pages).takes_small(50_000)
     kernel = replace(load.small, pages=pages).at(50_000)
     assert 16 * 1024 * 50_000 / kernel.total_s / 1e9 > 4 * 6.3
+
+
+def test_pages_of_a_block_by_layout() -> None:
+    llama, deepseek = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3"
+    found = {
+        (name, layout): pages_of(load_model(name), layout, 6400)
+        for name in (llama, deepseek)
+        for layout in ("separate", "joined", "cross_layer")
+    }
+    assert found == {
+        (llama, "separate"): Pages(64, 100),
+        (llama, "joined"): Pages(32, 200),
+        (llama, "cross_layer"): Pages(1, 6400),
+        (deepseek, "separate"): Pages(61, 6400 / 61),
+        (deepseek, "joined"): Pages(61, 6400 / 61),
+        (deepseek, "cross_layer"): Pages(1, 6400),
+    }

@@ -15,6 +15,7 @@ from workloads.arrivals.base import (
     ArrivalProcess,
     arrival_times_s,
     check_stop,
+    taken_arrivals,
 )
 from workloads.arrivals.burst import BurstArrivals
 from workloads.arrivals.diurnal import DiurnalArrivals
@@ -61,4 +62,5 @@ __all__ = [
     "WeibullArrivals",
     "arrival_times_s",
     "check_stop",
+    "taken_arrivals",
 ]

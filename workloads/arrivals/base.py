@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import positive, whole
@@ -76,11 +77,22 @@ def arrival_times_s(
         breaks its contract or ends too early, or if no arrival, or more than
         `MAX_REQUESTS`, fall into the duration.
     """
+    return taken_arrivals(process, rng, num_requests, duration_s, rate_scale).tolist()
+
+
+def taken_arrivals(
+    process: ArrivalProcess,
+    rng: np.random.Generator,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+    rate_scale: float = 1.0,
+) -> array[float]:
+    """Return what `arrival_times_s` does, in 8 bytes each."""
     check_stop(num_requests, duration_s)
     positive("rate_scale", rate_scale, "give a factor, such as 2.0 for twice the rate")
     most = MAX_REQUESTS + 1 if num_requests is None else num_requests
     end_s = math.inf if duration_s is None else duration_s
-    times_s: list[float] = []
+    times_s = array("d")
     previous_s = 0.0
     for raw_s in process.times_s(rng):
         try:

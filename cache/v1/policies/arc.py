@@ -88,6 +88,10 @@ class ARC(CachePolicy):
             and len(self._content) == len(self._t1) + len(self._t2),
             "arc: T1 and T2 do not share the blocks between them",
         )
+        require(
+            self._returning.isdisjoint(self._content.values()),
+            "arc: content that has returned is still awaited",
+        )
         most = self._num_blocks
         require(
             len(self._t1) + len(self._b1) <= most

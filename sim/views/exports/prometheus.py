@@ -9,6 +9,7 @@ means are those of ``summary.json``.
 from __future__ import annotations
 
 import math
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
+from sim.results.folder import lacks
 from sim.results.metrics import is_served
 
 if TYPE_CHECKING:
@@ -97,12 +99,18 @@ class _Collector(Collector):
         """Say nothing in advance: names are not looked up in the registry."""
         return ()
 
+    def _number(self, key: str) -> float:
+        """Return a number of the summary, or refuse a file that has none there."""
+        number = self._folder.summary[key]
+        if isinstance(number, int | float) and isfinite(number):
+            return number
+        raise lacks(self._folder.directory / "summary.json", "number", key)
+
     def collect(self) -> Iterator[Metric]:
         requests = self._folder.columns("requests", _COLUMNS)
-        summary = self._folder.summary
         for name, (key, text) in _COUNTERS.items():
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=self._names)
-            counter.add_metric(self._values, summary[key])
+            counter.add_metric(self._values, self._number(key))
             yield counter
         yield self._success(requests["status"])
         yield from self._gauges(requests["status"])
@@ -111,7 +119,7 @@ class _Collector(Collector):
         done = {name: column[served] for name, column in requests.items()}
         for name, (take, bounds) in _HISTOGRAMS.items():
             yield self._histogram(name, bounds, [take(done)])
-        bounds = one_two_five(summary["max_model_len"])
+        bounds = one_two_five(int(self._number("max_model_len")))
         for name in ("prompt", "generation"):
             column = "num_prompt_tokens" if name == "prompt" else "num_generated_tokens"
             yield self._histogram(f"request_{name}_tokens", bounds, [done[column]])

@@ -121,3 +121,10 @@ def test_a_pool_refuses_what_is_not_evictable(chosen: int | None) -> None:
     pool.free_blocks([block for block in blocks if block.block_id != 2])
     with pytest.raises(PolicyError, match=f"Wrong evicts block {chosen}, which is no"):
         pool.get_new_blocks(1)
+
+
+def test_a_sketch_uses_all_of_its_counters() -> None:
+    sketch = CountMinSketch(32, 10**9)
+    for content in range(2_000):
+        sketch.add(content * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+    assert all(all(row) for row in sketch._rows)

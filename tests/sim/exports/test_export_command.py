@@ -157,3 +157,20 @@ def test_summaries_of_other_versions_are_refused(
     line = refused(arguments, capsys, tmp_path)
     assert f"has no number '{key}'" in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["prefix_cache_queries", "max_model_len"])
+@pytest.mark.parametrize("odd", ["a.py:B", None, float("inf")])
+def test_a_summary_without_its_numbers_is_refused(
+    key: str,
+    odd: object,
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = results / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: odd}))
+    out = ["--to", "prometheus", "--out", str(tmp_path / "out")]
+    line = refused(["export", str(results), *out], capsys, tmp_path)
+    assert "summary.json'" in line
+    assert key in line

@@ -1,0 +1,1 @@
+"""How large runs, sweeps and files may be: memory, and that they end."""
