@@ -30,6 +30,7 @@ class ConnectorExtraTable(ConfigTable):
     eviction_policy: Literal[
         "lru", "arc", "pin_shared", "session_end", "next_use", "keep_ttl"
     ] = "lru"
+    write_policy: Literal["write_through", "write_back"] = "write_through"
     eviction_ttl_s: Annotated[float, Field(gt=0)] = 300.0
     offload_prompt_only: bool = True
     store_threshold: Whole = 0
@@ -44,6 +45,20 @@ class ConnectorExtraTable(ConfigTable):
                 f"secondary_tiers: tiers behind the host are of {TIERING}, got "
                 f"{self.spec_name}; set spec_name to it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _written_back(self) -> ConnectorExtraTable:
+        if self.write_policy == "write_back":
+            for key, value, allowed in (
+                ("eviction_policy", self.eviction_policy, ("lru", "arc", "keep_ttl")),
+                ("store_threshold", self.store_threshold, (0, 1)),
+            ):
+                if value not in allowed:
+                    raise ValueError(
+                        f"write_policy: write_back stores blocks of no request, which "
+                        f"{key} {value} asks for; set it to {allowed[0]}"
+                    )
         return self
 
     @model_validator(mode="after")

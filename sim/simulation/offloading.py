@@ -88,6 +88,7 @@ def offload_settings(
         max_tracker_size=extra.max_tracker_size,
         sync_load_budget_tokens=extra.sync_load_budget_bytes // token_bytes,
         kv_load_failure_policy=table.kv_load_failure_policy,
+        write_policy=extra.write_policy,
         eviction_ttl_s=extra.eviction_ttl_s,
         stores=_rate(engine, "store") != 0 and _rate(engine, "load") != 0,
         secondary_tiers=_tiers_behind(

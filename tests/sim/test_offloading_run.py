@@ -231,9 +231,63 @@ def test_blocks_of_a_failed_load_are_held_until_they_are_computed() -> None:
     assert result.summary["completed"] == 18
 
 
+def written(policy: str, **engine: Any) -> dict[str, Any]:
+    """Return the engine's keys, with batches that are small beside the pool."""
+    extra = {"write_policy": policy, "offload_prompt_only": False}
+    return {
+        "max_num_batched_tokens": 128,
+        "kv_offloading_size": 0.5,
+        "kv_transfer_config": {"kv_connector_extra_config": extra},
+    } | engine
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_written_back_is_what_the_pool_gives_up(ahead: bool) -> None:
+    workload = chats_apart(16, 4.0)
+    through, back = (
+        run(
+            **written(policy, async_scheduling=ahead), workload=workload, check_every=1
+        ).summary
+        for policy in ("write_through", "write_back")
+    )
+    assert through["completed"] == back["completed"] == 64
+    # A host that is smaller than the pool has what the pool has, or what it lacks.
+    hits = [each["external_prefix_cache_hits"] for each in (through, back)]
+    assert hits[1] > 1.5 * hits[0]
+    assert back["stored_bytes"] < through["stored_bytes"]
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        (
+            written("write_back", enable_prefix_caching=False),
+            "write_back needs the release's prefix cache",
+        ),
+        (
+            written(
+                "write_back",
+                kv_transfer_config={
+                    "kv_connector_extra_config": {
+                        "write_policy": "write_back",
+                        "eviction_policy": "next_use",
+                    }
+                },
+            ),
+            "blocks of no request, which eviction_policy next_use asks for",
+        ),
+        (
+            written(
+                "write_back",
+                kv_transfer_config={
+                    "kv_connector_extra_config": {
+                        "write_policy": "write_back",
+                        "blocks_per_chunk": 2,
+                    }
+                },
+            ),
+            "write_back stores blocks one by one, got chunks of 2",
+        ),
         ({"kv_offloading_size": 1e-6}, "the tier must hold a chunk"),
         ({"kv_offloading_size": -1.0}, "kv_offloading_size: should be greater than 0"),
         ({"kv_offloading_link": {}}, "no tier behind the pool"),

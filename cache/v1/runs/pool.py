@@ -10,6 +10,7 @@ from cache.v1.runs.index import RunIndex
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
     from cache.stats import BlockObserver
 
@@ -128,6 +129,16 @@ class RunPool:
         taken = self.take(num_blocks)
         taken.reverse()
         return taken
+
+    def next_cached(self, num_blocks: int) -> Iterator[Extent]:
+        """Yield the cached extents among so many blocks that are taken next, whole."""
+        num_blocks -= len(self._loose)
+        for extent in self._queue:
+            if num_blocks <= 0:
+                return
+            num_blocks -= len(extent.ids)
+            if extent.key is not None:
+                yield extent
 
     # -- references -----------------------------------------------------------
 

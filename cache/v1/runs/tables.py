@@ -13,7 +13,7 @@ from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
 from cache.v1.tables import Found
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from cache.stats import BlockObserver
     from cache.v1.runs.extents import Extent
@@ -392,6 +392,10 @@ class RunTables:
         return num_freed
 
     # -- looking in -----------------------------------------------------------
+
+    def next_cached(self, num_blocks: int) -> Iterator[Extent]:
+        """Yield what is cached among so many blocks that are taken next."""
+        return self._pool.next_cached(num_blocks)
 
     def block_ids(
         self, request: TableRequest, first: int = 0, stop: int | None = None

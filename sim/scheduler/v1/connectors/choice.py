@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 from sim.scheduler.v1.connectors.pulling import ConsumerConnector, ProducerConnector
 from sim.scheduler.v1.connectors.settings import KVRole
+from sim.scheduler.v1.connectors.write_back import WriteBackConnector
 
 if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.base import KVConnector
@@ -14,10 +15,18 @@ if TYPE_CHECKING:
 
 
 def connector_of(
-    settings: Settings, block_size: int, *, enable_prefix_caching: bool
+    settings: Settings, block_size: int, *, enable_prefix_caching: bool, tables: object
 ) -> KVConnector:
-    """Return the connector that an engine is configured with."""
+    """Return the connector of an engine with these block tables."""
     if settings.offload is not None:
+        if settings.offload.write_policy == "write_back":
+            return WriteBackConnector(
+                settings.offload,
+                block_size,
+                enable_prefix_caching=enable_prefix_caching,
+                tables=tables,
+                most_tokens=settings.token_budget,
+            )
         return OffloadingConnector(
             settings.offload, block_size, enable_prefix_caching=enable_prefix_caching
         )

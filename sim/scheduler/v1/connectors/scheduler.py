@@ -91,7 +91,10 @@ class ConnectorScheduler(Scheduler):
                 "groups; leave the connector out"
             )
         self.connector: Any = connector_of(
-            settings, self.block_size, enable_prefix_caching=self.enable_caching
+            settings,
+            self.block_size,
+            enable_prefix_caching=self.enable_caching,
+            tables=self.tables,
         )
         given = settings.offload or settings.kv_transfer
         assert given is not None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cache.tiers import SecondaryTier
 
 LOAD_FAILURE_POLICIES = ("fail", "recompute")
+WRITE_POLICIES = ("write_through", "write_back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class OffloadSettings:
         computes what was not loaded.
     stores
         Whether anything is stored: nothing is over a link that carries nothing.
+    write_policy
+        ``"write_through"``: chunks are stored as they are computed, the release's rule;
+        ``"write_back"``: blocks when the pool is about to take them for new content.
     eviction_ttl_s
         Of ``keep_ttl``: seconds for which a chunk is kept.
     secondary_tiers
@@ -61,6 +65,7 @@ class OffloadSettings:
     sync_load_budget_tokens: int = 0
     kv_load_failure_policy: str = "fail"
     stores: bool = True
+    write_policy: str = "write_through"
     eviction_ttl_s: float = 300.0
     secondary_tiers: Mapping[str, SecondaryTier] = field(default_factory=dict)
 
@@ -77,6 +82,7 @@ class OffloadSettings:
             sync_load_budget_tokens=self.sync_load_budget_tokens,
         )
         _one_of(tuple(TIER_POLICIES), eviction_policy=self.eviction_policy)
+        _one_of(WRITE_POLICIES, write_policy=self.write_policy)
         _one_of(
             LOAD_FAILURE_POLICIES, kv_load_failure_policy=self.kv_load_failure_policy
         )
