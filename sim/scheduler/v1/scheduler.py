@@ -189,7 +189,12 @@ class Scheduler(Holdings):
     # -- running requests -----------------------------------------------------
 
     def _schedule_running(self) -> int:
-        """Let running requests catch up, in order; return the budget that is left."""
+        """Let running requests catch up, in order; return the budget that is left.
+
+        All are walked only if a decode may go without a token. What needs blocks or a
+        chunk is, if a prompt stands ahead of decodes, or if blocks lack and a rule
+        chooses the victim. Else decodes go on at once, and prompts behind them.
+        """
         prefilling, decodes = self.prefilling, self._decodes
         budget = self._budget - self.clock.num_decodes
         if budget < 0 or (prefilling and not self._all_decodes_get_on(budget)):
