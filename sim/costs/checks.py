@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ConfigError
+from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, dtype_bytes
+
+if TYPE_CHECKING:
+    from sim.hardware.models.architecture import ModelArchitecture
 
 
 def at_least_zero(key: str, value: float) -> float:
@@ -53,3 +57,22 @@ def check_choice(key: str, value: Any, choices: tuple[str | None, ...]) -> None:
             f"{key} must be one of {', '.join(map(str, choices[:-1]))}, or null for "
             f"what the engine does; got {value!r}"
         )
+
+
+def kv_itemsize_bytes(model: ModelArchitecture, dtype: str) -> int:
+    """Return the bytes of a number of the KV cache, or refuse what has no price."""
+    asked = model.kv_cache_dtype
+    if dtype == "auto" and asked is None:
+        return dtype_bytes(model.dtype)
+    known = KV_CACHE_DTYPE_BYTES
+    if dtype not in {"auto", *known}:
+        raise ConfigError(
+            f"unknown kv_cache_dtype: {dtype!r}; use 'auto' or one of "
+            f"{', '.join(known)}"
+        )
+    if dtype == "auto" and asked not in known:
+        raise ConfigError(
+            f"kv_cache_dtype: {model.name} asks for {asked}, in which steps "
+            f"have no price; use one of {', '.join(known)}"
+        )
+    return known[asked if asked and dtype == "auto" else dtype]

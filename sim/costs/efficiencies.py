@@ -86,6 +86,30 @@ def soft_maximum(one_s: float, other_s: float, sharpness: Sharpness) -> float:
     return sqrt(sqrt(one_s * one_s + other_s * other_s))
 
 
+@dataclass(frozen=True, slots=True)
+class WeightProduct:
+    """A product of rows with weights, which are read once for all of them.
+
+    Parameters
+    ----------
+    weights_s
+        Seconds to read the weights.
+    row_memory_s, row_compute_s
+        Seconds to read and write a row, and to multiply it.
+    sharpness
+        See `Sharpness`.
+    """
+
+    weights_s: float
+    row_memory_s: float
+    row_compute_s: float
+    sharpness: Sharpness
+
+    def seconds(self, num_rows: int) -> float:
+        memory_s = self.weights_s + self.row_memory_s * num_rows
+        return soft_maximum(memory_s, self.row_compute_s * num_rows, self.sharpness)
+
+
 def efficiencies_of(gpu: GpuSpec, choice: Choice) -> Efficiencies:
     """Return `COMMON`, or the chip's own where `choice` asks and tables tell them."""
     return BY_CHIP.get(gpu.family, COMMON) if choice == "chip" else COMMON

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import ndarray
 
 from sim.costs.collectives import all_reduce_s
-from sim.costs.efficiencies import Sharpness, soft_maximum
+from sim.costs.efficiencies import WeightProduct
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.experts import RoutedExperts
 from sim.costs.graphs import padded
@@ -118,10 +118,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     and `columns`; see `sim.costs.base.pricer_of`.
     """
 
-    _sharpness: Sharpness = field(init=False, repr=False, default=2)
-    _weights_s: float = _derived()
-    _gemm_token_memory_s: float = _derived()
-    _gemm_token_compute_s: float = _derived()
+    _dense: WeightProduct = field(init=False, repr=False)
     experts: RoutedExperts | None = field(init=False, repr=False, default=None)
     _kv_token_s: float = _derived()
     _decode_key_compute_s: float = _derived()
@@ -131,9 +128,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _window_tokens: int = _derived()
     _is_bounded: bool = field(init=False, repr=False, default=False)
     mixture: Mixture | None = field(init=False, repr=False, default=None)
-    _head_s: float = _derived()
-    _head_row_memory_s: float = _derived()
-    _head_row_compute_s: float = _derived()
+    _head: WeightProduct = field(init=False, repr=False)
     _sampler_row_s: float = _derived()
     _collectives_s: float = _derived()
     _collective_token_s: float = _derived()
@@ -194,7 +189,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def _derive_gemm(self) -> None:
         scheme = quantization_scheme(self.model.quantization)
         products = self.products(has_fp8=self._multiplies_fp8(scheme))
-        self._sharpness = products.sharpness
         bandwidth = self._bandwidth(products.bandwidth)
         dense, experts = Volume(), Volume()
         tp, ranks = self.tensor_parallel_size, self.expert_ranks()
@@ -203,10 +197,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
             if tensor.role not in NO_GEMM:
                 volume.add(tensor, self.model, scheme)
         itemsize = dtype_bytes(self.model.dtype)
-        self._weights_s = dense.bytes / bandwidth
-        self._gemm_token_memory_s = dense.activations * itemsize / bandwidth
-        self._gemm_token_compute_s = self._compute_s(
-            dense, scheme, self.products().compute
+        self._dense = WeightProduct(
+            dense.bytes / bandwidth,
+            dense.activations * itemsize / bandwidth,
+            self._compute_s(dense, scheme, self.products().compute),
+            products.sharpness,
         )
         if not experts.elements:
             return
@@ -270,10 +265,12 @@ class RooflineCost(RooflineParameters, FormulaCost):
         products = self.products()
         bandwidth = self._bandwidth(products.bandwidth)
         elements = rows * model.hidden_size
-        self._head_s = elements * itemsize / bandwidth
-        self._head_row_memory_s = (rows + model.hidden_size) * itemsize / bandwidth
-        peak = self._peak(products.compute)
-        self._head_row_compute_s = 2.0 * elements / peak
+        self._head = WeightProduct(
+            elements * itemsize / bandwidth,
+            (rows + model.hidden_size) * itemsize / bandwidth,
+            2.0 * elements / self._peak(products.compute),
+            products.sharpness,
+        )
         # every rank gathers all logits and samples
         sampled_bytes = model.vocab_size * self.sampler_bytes_per_logit
         self._sampler_row_s = sampled_bytes / self.gpu.memory_bandwidth_bytes_per_s
@@ -381,7 +378,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if num_tokens:
             computed = padded(self.graph_sizes, num_tokens)
             parts = (
-                self._dense_s(computed) + self._experts_s(num_tokens),
+                self._dense.seconds(computed) + self._experts_s(num_tokens),
                 self._allreduce_s(computed),
                 self._kernels_s + self._elementwise_token_s * computed,
             )
@@ -393,11 +390,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         message = num_tokens * self.model.hidden_size * dtype_bytes(self.model.dtype)
         one_s = all_reduce_s(self._link, self.tensor_parallel_size, message)
         return self._num_collectives * one_s
-
-    def _dense_s(self, num_tokens: int) -> float:
-        memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
-        compute_s = self._gemm_token_compute_s * num_tokens
-        return soft_maximum(memory_s, compute_s, self._sharpness)
 
     def _experts_s(self, num_tokens: int) -> float:
         # tokens that fill a graph up are all alike, and choose the same experts
@@ -439,10 +431,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
 
     def head_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the output projection and of the sampler."""
-        memory_s = self._head_s + self._head_row_memory_s * num_rows
-        compute_s = self._head_row_compute_s * num_rows
-        projection_s = soft_maximum(memory_s, compute_s, self.products().sharpness)
-        return projection_s, self._sampler_row_s * num_rows
+        return self._head.seconds(num_rows), self._sampler_row_s * num_rows
 
     # -- attention -----------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from sim.costs.checks import (
     at_least_zero,
     check_choice,
     check_factor,
+    kv_itemsize_bytes,
     share,
 )
 from sim.costs.collectives import reaching
@@ -35,11 +36,7 @@ from sim.hardware.interconnects import (
     link_of,
     load_interconnect,
 )
-from sim.hardware.models.architecture import (
-    KV_CACHE_DTYPE_BYTES,
-    ModelArchitecture,
-    dtype_bytes,
-)
+from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 from sim.hardware.models.weights import ExpertRanks
 from sim.scheduler.generation import KvLayout, SwapRule, SwapVariant
 
@@ -410,21 +407,7 @@ class RooflineParameters:
         )
 
     def kv_itemsize_bytes(self) -> int:
-        dtype, asked = self.kv_cache_dtype, self.model.kv_cache_dtype
-        if dtype == "auto" and asked is None:
-            return dtype_bytes(self.model.dtype)
-        known = KV_CACHE_DTYPE_BYTES
-        if dtype not in {"auto", *known}:
-            raise ConfigError(
-                f"unknown kv_cache_dtype: {dtype!r}; use 'auto' or one of "
-                f"{', '.join(known)}"
-            )
-        if dtype == "auto" and asked not in known:
-            raise ConfigError(
-                f"kv_cache_dtype: {self.model.name} asks for {asked}, in which steps "
-                f"have no price; use one of {', '.join(known)}"
-            )
-        return known[asked if asked and dtype == "auto" else dtype]
+        return kv_itemsize_bytes(self.model, self.kv_cache_dtype)
 
     def expert_efficiencies(self) -> tuple[float, float]:
         """Return the shares of bandwidth and of peak that routed experts reach."""
