@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.kernel import aggregated, longest_share
+from calibrate.estimators.points import aggregated, longest_share
 from calibrate.points import Points, estimator_of, points_of, with_parts
 from calibrate.side_by_side import side_by_side
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.estimators.kernel import KernelEstimator, octaves
+from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.points import octaves
 from calibrate.estimators.roofline import Work
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from calibrate.estimators.kernel import KernelEstimator, aggregated
+from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.points import aggregated
 from calibrate.estimators.roofline import SoftRoofline, Work
 from sim.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.kernel import aggregated, longest_share
+from calibrate.estimators.points import aggregated, longest_share
 from calibrate.estimators.rows import unique_rows
 from calibrate.figures.axes import LAYOUTS, TIED
 from calibrate.fit_report import num_splits

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.points import aggregated
 from calibrate.fit_report import errors_of, fitted_with_errors, report_of, splits_of
 from calibrate.points import Points, estimator_of, points_of, with_parts
 from calibrate.side_by_side import side_by_side

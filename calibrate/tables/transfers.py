@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.points import aggregated
 from calibrate.measurement import median
 from calibrate.points import Points, estimator_of
 from calibrate.tables.fits import UNKNOWN, nodes, octaves, predicted, product, rounded

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.points import aggregated
 from calibrate.harness.dry_run import ideal_s
 from calibrate.measurement import Point, curve
 from calibrate.points import chosen, parse_variants, points_of

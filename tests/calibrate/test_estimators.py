@@ -14,7 +14,7 @@ from calibrate.estimators import (
     PrefillAttention,
     Swap,
 )
-from calibrate.estimators.kernel import aggregated, longest_share
+from calibrate.estimators.points import aggregated, longest_share
 from calibrate.estimators.residual import KernelResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
 from sim.errors import UserError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.points import aggregated
 from calibrate.fit_report import fit_report
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.llmservingsim import import_llmservingsim

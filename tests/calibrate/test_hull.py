@@ -5,8 +5,8 @@ import pytest
 
 from calibrate.estimators import DecodeAttention, Gemm, Swap
 from calibrate.estimators.hull import Hull
-from calibrate.estimators.kernel import interpolated
 from calibrate.estimators.neighbours import Neighbours
+from calibrate.estimators.points import interpolated
 from tests.calibrate.synthetic import (
     DEVICE,
     columns,
