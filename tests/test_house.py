@@ -1,4 +1,4 @@
-"""The order of the house that import-linter's layers do not hold: within a room."""
+"""What the layers of import-linter do not hold: order within a room, and its files."""
 
 from __future__ import annotations
 
@@ -58,3 +58,9 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert "sim.scheduler.v1.holdings" in graph["sim.scheduler.v1.scheduler"]
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
     assert circles(graph) == []
+
+
+def test_a_file_can_be_read_at_a_sitting() -> None:
+    """At most 500 lines: find the object that hides in one that grows longer."""
+    lines = {name: path.read_bytes().count(b"\n") for name, path in modules().items()}
+    assert {name: number for name, number in lines.items() if number > 500} == {}
