@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
@@ -52,14 +53,17 @@ class PullRules:
 
 
 class PairSteps(Beside):
-    """Steps of an engine of a pair; what has ended is reported a step later.
+    """Steps of an engine of a pair; what has ended is reported with a step's output.
 
     ::
 
-        step begins    what is reported with the output of the one before; the batch
-                       is formed, and the pulls that it asks for begin
-        just then      the workers look what has ended since the step before began
-        next begins    ... and it is reported
+        step is formed   what is reported with the outputs of those before that have
+                         ended; then the batch, and the pulls that it asks for begin
+        just then        the workers look what has ended since they looked last
+        its output       ... and it is reported
+
+    Workers do that when they launch a step, on the host: also where the GPU has one
+    in flight.
 
     Parameters
     ----------
@@ -79,11 +83,15 @@ class PairSteps(Beside):
         self._batch_total = batch_total_of(cost_model)
         self.is_dead = False
         self.on_free: Callable[[], object] = nothing
-        self._polled = TransferReport()
+        self._batches: Any = None  # in flight, where there may be several
+        self._polled = deque[TransferReport]()  # by steps, the oldest first
+
+    def join(self, batches: Any) -> None:
+        self._batches = batches
 
     @property
     def has_news(self) -> bool:
-        return bool(self._polled.moved)
+        return any(polled.moved for polled in self._polled)
 
     @property
     def asks(self) -> bool:
@@ -102,7 +110,7 @@ class PairSteps(Beside):
         self.report(now_s)
         shape = self.scheduler.form(now_s)
         self._begin(now_s)
-        self._polled = self._poll(now_s)
+        self._polled.append(self._poll(now_s))
         return shape
 
     def step(self, shape: BatchShape) -> StepCost:
@@ -117,10 +125,15 @@ class PairSteps(Beside):
         return self.scheduler.quiet_steps(most)
 
     def report(self, now_s: float) -> None:
-        del now_s
-        if self._polled.moved:
-            polled, self._polled = self._polled, TransferReport()
-            self.scheduler.receive(polled)
+        self._report(now_s, 0 if self._batches is None else self._batches.num_steps)
+
+    def _report(self, now_s: float, num_in_flight: int) -> None:
+        """Report what was seen when steps were launched, but for those in flight."""
+        while len(self._polled) > num_in_flight:
+            polled = self._polled.popleft()
+            if polled.moved:
+                self._note(polled, now_s)
+                self.scheduler.receive(polled)
 
     def rest(self, now_s: float) -> None:
         if self.scheduler.num_waiting:
@@ -130,8 +143,11 @@ class PairSteps(Beside):
         if self.scheduler.has_ended_requests:
             self.scheduler.form_nothing()
             self._begin(now_s)
-        self._polled = self._poll(now_s)
-        self.report(now_s)
+        self._polled.append(self._poll(now_s))
+        self._report(now_s, 0)
+
+    def _note(self, polled: TransferReport, now_s: float) -> None:
+        """Take note of what is reported."""
 
     @abstractmethod
     def _begin(self, now_s: float) -> None:
@@ -200,9 +216,9 @@ class ProducerSteps(PairSteps):
     def wake_s(self, now_s: float) -> float:
         return max(min(self.leases.values(), default=inf), now_s)
 
-    def report(self, now_s: float) -> None:
+    def _report(self, now_s: float, num_in_flight: int) -> None:
         has_news = self.has_news
-        super().report(now_s)
+        super()._report(now_s, num_in_flight)
         if has_news and not self.holds:
             self.on_free()
 
@@ -279,14 +295,14 @@ class ConsumerSteps(PairSteps):
         self._log = log
         self._known: set[ProducerSteps] = set()
         self._ended: list[_Read] = []
-        self._seen: list[_Read] = []
+        self._seen: dict[Request, _Read] = {}  # and not reported
         self.reads: dict[_Read, None] = {}
 
     @property
     def asks(self) -> bool:
         connector = self.scheduler.connector
         return connector.asks or any(
-            each.has_failed for each in (*self._ended, *self._seen)
+            each.has_failed for each in (*self._ended, *self._seen.values())
         )
 
     def _has_ended(self) -> bool:
@@ -352,17 +368,13 @@ class ConsumerSteps(PairSteps):
             self._network.cancel(read.flow)
         self.reads.clear()
 
-    def report(self, now_s: float) -> None:
-        for read in self._seen:
-            self._log.note(read, self.place, now_s)
-        self._seen = []
-        super().report(now_s)
+    def _note(self, polled: TransferReport, now_s: float) -> None:
+        for request in polled.moved:
+            self._log.note(self._seen.pop(request), self.place, now_s)
 
     def _poll(self, now_s: float) -> TransferReport:
-        if not self._ended:
-            return self._polled
         seen, self._ended = self._ended, []
-        self._seen = seen
+        self._seen |= {each.request: each for each in seen}
         return TransferReport(
             moved=[each.request for each in seen],
             failed=[each.request for each in seen if each.has_failed],

@@ -210,12 +210,6 @@ def _built_in(
     parts = generation.parts()
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
-    is_paired = getattr(settings, "kv_transfer", None) is not None
-    if is_paired and settings.max_concurrent_batches > 1:
-        raise ConfigError(
-            f"{_WHERE}: on the clock, with a pair of engines steps are formed one by "
-            f"one; set async_scheduling: false ('kvsim decisions' takes either)"
-        )
     try:
         scheduler: Scheduler = parts.construct(
             settings, cache_of(arguments), on_clock=on_clock

@@ -75,8 +75,10 @@ def checked(simulation: Simulation) -> Results:
     return results
 
 
-def test_each_request_goes_to_two_engines() -> None:
-    results = checked(simulation_of(fleet_of()))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_each_request_goes_to_two_engines(ahead: bool) -> None:
+    engine = TIGHT | {"async_scheduling": ahead}
+    results = checked(simulation_of(fleet_of(), engine))
     summary, requests = results.summary, results.requests
     assert summary["completed"] == 90
     assert requests["request_id"].tolist() == list(range(90))
@@ -93,6 +95,26 @@ def test_each_request_goes_to_two_engines() -> None:
     assert summary["transfers"]["num_expired"] == 0
     means = [summary["ttft_split"][part][f"mean_{part}_ms"] for part in parts]
     assert sum(means) == pytest.approx(summary["mean_ttft_ms"])
+
+
+def test_with_a_step_in_flight_both_hide_their_host() -> None:
+    """A first token waits a step longer at the decoder, and all come sooner."""
+    light: dict[str, Any] = {"num_requests": 40, "rate": 3.0}
+    in_turn, ahead = (
+        checked(
+            simulation_of(fleet_of(1, 1), TIGHT | {"async_scheduling": each}, **light)
+        ).summary
+        for each in (False, True)
+    )
+    assert ahead["num_wasted_tokens"] == 40  # of decoders: prompts end at a limit
+    assert ahead["overlapped_s"] > 0
+    assert ahead["mean_tpot_ms"] < 0.9 * in_turn["mean_tpot_ms"]
+    for part in ("prefill", "transfer"):
+        of_both = [run["ttft_split"][part] for run in (in_turn, ahead)]
+        assert of_both[1] == pytest.approx(of_both[0], rel=0.02)
+    step_ms = ahead["mean_tpot_ms"]
+    waits = [run["ttft_split"]["decode"]["mean_decode_ms"] for run in (in_turn, ahead)]
+    assert 0 < waits[1] - waits[0] < step_ms
 
 
 def test_a_lone_request_takes_what_its_parts_take() -> None:
@@ -359,9 +381,10 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(histories())
-def test_no_request_and_no_block_is_lost(fleet: dict[str, Any]) -> None:
-    results = checked(simulation_of(fleet, num_requests=40, rate=40.0))
+@given(histories(), st.booleans())
+def test_no_request_and_no_block_is_lost(fleet: dict[str, Any], ahead: bool) -> None:
+    engine = TIGHT | {"async_scheduling": ahead}
+    results = checked(simulation_of(fleet, engine, num_requests=40, rate=40.0))
     assert results.requests["request_id"].tolist() == list(range(40))
     summary = results.summary
     assert summary["completed"] + summary["num_lost"] + summary["num_refused"] == 40
@@ -415,7 +438,6 @@ def without(key: str) -> dict[str, Any]:
             "set fleet.proxy.order to decode_first",
         ),
         (fleet_of(), {"engine_version": "0.11"}, "a pair of engines is known of 0.33"),
-        (fleet_of(), {"async_scheduling": True}, "with a pair of engines steps are"),
         (fleet_of(), {"scheduler": "v0"}, "prefill and decode pools .* got v0"),
         (
             fleet_of(events=[event(1.0, "die", 0)], decode_router={"kind": "vllm_dp"}),
