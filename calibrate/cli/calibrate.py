@@ -122,7 +122,7 @@ def measure(
     return 0
 
 
-@calibrate.command
+@calibrate.command(help_epilogue=epilogue("calibrate replay"))
 @claiming("into")
 def replay(
     steps: Path | None = None,

@@ -21,12 +21,14 @@ profile = App(
     help="Profiles of measured kernel times: show, plot, validate, diff, fit, import.",
 )
 importing = App(
-    name="import", help="Turn published kernel tables into a profile, without a GPU."
+    help_epilogue=epilogue("profile import"),
+    name="import",
+    help="Turn published kernel tables into a profile, without a GPU.",
 )
 profile.command(importing)
 
 
-@profile.command
+@profile.command(help_epilogue=epilogue("profile show"))
 def show(
     file: Path | None = None,
     *,
@@ -100,7 +102,7 @@ def show(
     return 0
 
 
-@profile.command
+@profile.command(help_epilogue=epilogue("profile validate"))
 def validate(
     file: Path, *, json: options.Json = False, quiet: options.Flag = False
 ) -> int:
@@ -121,7 +123,7 @@ def validate(
     return profile_output.print_problems(file.name, problems, json=json, quiet=quiet)
 
 
-@profile.command
+@profile.command(help_epilogue=epilogue("profile diff"))
 def diff(
     left: Path, right: Path, *, json: options.Json = False, quiet: options.Flag = False
 ) -> int:
@@ -146,7 +148,7 @@ def diff(
     return 1 if any(row.differs for row in found.values()) else 0
 
 
-@profile.command
+@profile.command(help_epilogue=epilogue("profile fit"))
 @options.claiming("out")
 def fit(
     file: Path,
@@ -213,7 +215,7 @@ def fit(
     return 0
 
 
-@importing.command
+@importing.command(help_epilogue=epilogue("profile import aiconfigurator"))
 @options.claiming("out")
 def aiconfigurator(
     *,
@@ -265,7 +267,7 @@ def aiconfigurator(
     return write_and_tell(fitted, out, quiet)
 
 
-@importing.command
+@importing.command(help_epilogue=epilogue("profile import llmservingsim"))
 @options.claiming("out")
 def llmservingsim(
     *,
@@ -320,7 +322,7 @@ def llmservingsim(
     return write_and_tell(found, out, quiet)
 
 
-@importing.command
+@importing.command(help_epilogue=epilogue("profile import vidur"))
 @options.claiming("out")
 def vidur(
     *,
@@ -372,7 +374,7 @@ def vidur(
     return write_and_tell(found, out, quiet)
 
 
-@profile.command
+@profile.command(help_epilogue=epilogue("profile plot"))
 def plot(
     file: Path,
     *,

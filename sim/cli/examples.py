@@ -96,6 +96,27 @@ EXAMPLES = {
         "kvsim workload curve examples/chat_sessions.yaml --model Qwen/Qwen3-32B "
         "--gpu h200_sxm",
     ),
+    "workload convert": (
+        "kvsim workload convert trace.csv --to mooncake --out trace.jsonl",
+        "kvsim workload convert trace.csv --from azure --to burstgpt --out same.csv",
+    ),
+    "workload generate": (
+        "kvsim workload generate examples/demo.yaml --out trace.jsonl",
+        "kvsim workload generate examples/chat_sessions.yaml --seed 1 --out chats.gz",
+    ),
+    "workload describe": (
+        "kvsim workload describe examples/demo.yaml",
+        "kvsim workload describe trace.csv --json",
+    ),
+    "workload curve": (
+        "kvsim workload curve examples/chat_sessions.yaml --model Qwen/Qwen3-32B "
+        "--gpu h200_sxm",
+        "kvsim workload curve trace.jsonl --model openai/gpt-oss-120b",
+    ),
+    "workload fetch": (
+        "kvsim workload fetch azure_llm_2023_conv --to traces",
+        "kvsim workload fetch azure_llm_2023_code --to traces",
+    ),
     "calibrate": (
         "kvsim calibrate --model Qwen/Qwen3-8B --out profile.json --preset quick",
         "kvsim calibrate --model Qwen/Qwen3-8B --out profile.json --dry-run",
@@ -103,6 +124,54 @@ EXAMPLES = {
     "profile": (
         "kvsim profile show profile.json",
         "kvsim profile plot profile.json --out figures",
+    ),
+    "calibrate replay": (
+        "kvsim calibrate replay results/demo --profile profile.json --out replayed",
+        "kvsim calibrate replay results/demo --dry-run",
+    ),
+    "profile show": (
+        "kvsim profile show profile.json",
+        "kvsim profile show --crossover --model Qwen/Qwen3-32B --gpu h200_sxm",
+    ),
+    "profile validate": (
+        "kvsim profile validate profile.json",
+        "kvsim profile validate profile.json --json",
+    ),
+    "profile diff": (
+        "kvsim profile diff before.json after.json",
+        "kvsim profile diff h100.json h200.json --json",
+    ),
+    "profile fit": (
+        "kvsim profile fit profile.json",
+        "kvsim profile fit points.json --model Qwen/Qwen3-32B --out profile.json",
+    ),
+    "profile plot": (
+        "kvsim profile plot profile.json --out figures",
+        "kvsim profile plot profile.json --op gemm --out figures",
+    ),
+    "profile import": (
+        "kvsim profile import aiconfigurator --system h200_sxm --model Qwen/Qwen3-32B "
+        "--out qwen_h200.json",
+        "kvsim profile import vidur --path vidur --system a100 --model Llama-2-7b-hf "
+        "--out a100.json",
+    ),
+    "profile import aiconfigurator": (
+        "kvsim profile import aiconfigurator --system h200_sxm --model Qwen/Qwen3-32B "
+        "--out qwen_h200.json",
+        "kvsim profile import aiconfigurator --system a100_sxm --path tables "
+        "--out a100.json",
+    ),
+    "profile import llmservingsim": (
+        "kvsim profile import llmservingsim --path RTXPRO6000 "
+        "--model meta-llama/Llama-3.1-8B --out rtx.json",
+        "kvsim profile import llmservingsim --path RTXPRO6000/Qwen3-32B "
+        "--no-tables --out points.json",
+    ),
+    "profile import vidur": (
+        "kvsim profile import vidur --path vidur --system a100 --model Llama-2-7b-hf "
+        "--out a100.json",
+        "kvsim profile import vidur --path vidur --system h100 "
+        "--model Llama-2-70b-hf --no-tables --out points.json",
     ),
 }
 """By command; the empty one is that of all together."""

@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from calibrate.cli.profile import importing, profile
 from sim.cli.examples import EXAMPLES
 from sim.cli.main import COMMANDS, LISTS, build_app
 from sim.cli.main import run as kvsim
+from sim.cli.workload import COMMANDS as WORKLOAD_COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALL = [*COMMANDS, *LISTS, "calibrate", "profile"]
+ALL = [
+    *COMMANDS,
+    *LISTS,
+    *(f"workload {name}" for name in WORKLOAD_COMMANDS),
+    "calibrate",
+    "calibrate replay",
+    "profile",
+    *(f"profile {name}" for name in profile if not name.startswith("-")),
+    *(f"profile import {name}" for name in importing if not name.startswith("-")),
+]
 
 
 def test_every_command_has_two() -> None:
@@ -24,6 +35,7 @@ def test_every_command_has_two() -> None:
 
 @pytest.mark.parametrize("command", ["", *ALL])
 def test_help_ends_with_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(line.startswith(f"kvsim {command}") for line in EXAMPLES[command])
     assert kvsim([*command.split(), "--help"]) == 0
     text = " ".join(capsys.readouterr().out.partition("Examples:")[2].split())
     for line in EXAMPLES[command]:

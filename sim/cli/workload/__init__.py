@@ -21,4 +21,9 @@ workload = App(
     help="Traffic: traces, their statistics, and new ones.",
 )
 for _name, _help in COMMANDS.items():
-    workload.command(f"sim.cli.workload.{_name}:{_name}", name=_name, help=_help)
+    workload.command(
+        f"sim.cli.workload.{_name}:{_name}",
+        name=_name,
+        help=_help,
+        help_epilogue=epilogue(f"workload {_name}"),
+    )
