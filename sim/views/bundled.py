@@ -38,6 +38,8 @@ Row = dict[str, Any]
 """Facts of one bundled thing, JSON-ready, units in the names."""
 
 _BLOCK_SIZE = 16
+_WHOLE = 1_000
+"""Numbers from here on are rounded to whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,13 @@ def _text(key: str) -> Callable[[Row], str]:
 
 
 def _number(key: str, unit: float) -> Callable[[Row], str]:
-    return lambda row: "-" if row[key] is None else f"{row[key] / unit:,.4g}"
+    def text(row: Row) -> str:
+        if row[key] is None:
+            return "-"
+        value = row[key] / unit
+        return f"{value:,.0f}" if value >= _WHOLE else f"{value:,.4g}"
+
+    return text
 
 
 def _kind(key: str, table: Mapping[str, type]) -> BundledKind:
@@ -266,7 +274,7 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
             "engine.gpu",
             _gpus,
             {
-                "name": _text("name"),
+                "name": lambda row: row["name"] + ("" if row["is_judged"] else " *"),
                 "GiB": _number("memory_bytes", GIB),
                 "GB/s": _number("memory_bandwidth_bytes_per_s", 1e9),
                 "bf16": _number("bf16_flops_per_s", 1e12),
@@ -277,8 +285,9 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
                 ),
                 "host": _number("host_bytes_per_s", 1e9),
             },
-            "dense TFLOP/s by dtype, link and host in GB/s one way; any other GPU is "
-            "read from a YAML file of the same fields",
+            "* a datasheet that nothing measured was held against; dense TFLOP/s by "
+            "dtype, link and host in GB/s one way; any other GPU is read from a YAML "
+            "file of the same fields",
         ),
         "schedulers": BundledKind(
             "engine.scheduler",

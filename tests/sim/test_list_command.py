@@ -104,6 +104,18 @@ def test_nothing_is_cut_at_any_width(
             assert "".join(text(row).split()) in words
 
 
+def test_gpus_that_nothing_was_held_against_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kvsim(["gpus"]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
+    starred = {words[0] for words in rows if words[1:2] == ["*"]}
+    assert starred == {row["name"] for row in bundled("gpus") if not row["is_judged"]}
+    assert "* a datasheet that nothing measured was" in " ".join(printed.split())
+    assert "e+" not in printed
+
+
 def test_what_is_not_there_is_said_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
