@@ -341,7 +341,5 @@ def write_and_tell(profile: Profile, out: Path, quiet: bool) -> int:
         operations = sorted({table.operation for table in profile.ops})
         print(f"{out}: {points} points of {', '.join(operations)}; {profile.id[:19]}")
         if not profile.fit:
-            print(
-                "no model's tables: to price steps, import for a --model, tables included"
-            )
+            print("no model's tables: steps are priced by those of a --model")
     return 0
