@@ -15,12 +15,17 @@ import numpy as np
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Fleet, Routed, updated
 from sim.studies.planning.sensitivity import cheapest
+from sim.studies.planning.study import PART
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sim.studies.planning.outcome import CandidatePlan
     from sim.studies.planning.study import Answer, Study
+
+
+FAR = 1.5
+"""Times the most replicas: what takes more of them is not simulated."""
 
 
 @dataclass(slots=True)
@@ -95,7 +100,8 @@ def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]
             needed = ceil(study.target_rate / each.found.rate.value)
             counts.append((_count(study, each, study.routers[0]), needed))
     _walk(study, counts)
-    _simulate(study, [spare for count, _ in counts for spare in _spares(study, count)])
+    spares = [spare for count, _ in counts for spare in _spares(study, count)]
+    _simulate(study, spares, PART)
     return updated(plans, [_finished(study, count) for count, _ in counts])
 
 
@@ -142,7 +148,7 @@ def _walk(study: Study, counts: Sequence[tuple[_Count, int]]) -> None:
         asked = [
             (count, *wanted)
             for count, needed in counts
-            if needed <= 2 * count.most
+            if needed <= FAR * count.most
             and (wanted := count.wanted(min(needed, count.most))) is not None
         ]
         if not asked:
@@ -204,7 +210,9 @@ def _shared_out(study: Study, count: _Count, number: int) -> dict[str, Any]:
     return {"fleet": fleet_table(number, count.router)}
 
 
-def _simulate(study: Study, asked: Sequence[tuple[_Count, int, list[int]]]) -> None:
+def _simulate(
+    study: Study, asked: Sequence[tuple[_Count, int, list[int]]], part: float = 1.0
+) -> None:
     """Simulate so many replicas of each, with some seeds, and take down what came."""
     groups = [
         [
@@ -214,6 +222,7 @@ def _simulate(study: Study, asked: Sequence[tuple[_Count, int, list[int]]]) -> N
                 count.each.warmup_share,
                 rate_scale=count.each.candidate.scale,
                 num_replicas=number,
+                part=part,
                 **_shared_out(study, count, number),
             )
             for place in places

@@ -24,7 +24,7 @@ from sim.errors import ConfigError
 from sim.studies.planning import tasks
 from sim.studies.planning.binding import binding_of, mean_facts, worst
 from sim.studies.planning.course import Expected
-from sim.studies.planning.fleets import with_fleets, with_routers
+from sim.studies.planning.fleets import FAR, with_fleets, with_routers
 from sim.studies.planning.given import expanded, given_fleets
 from sim.studies.planning.outcome import (
     CandidatePlan,
@@ -33,6 +33,7 @@ from sim.studies.planning.outcome import (
     updated,
 )
 from sim.studies.planning.sensitivity import levers_of, sensitivities
+from sim.studies.planning.study import SMALL_PART
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Planner:
         StoppedError if the executor was stopped.
         """
         self.plans = _pilot(self.study)
-        self.plans = _shortlisted(self.study, self.plans)
+        self.plans = _shortlisted(self.study, _within_reach(self.study, self.plans))
         self.plans = _thresholds(self.study, self.plans)
         self.plans = _at_the_rate(self.study, self.plans)
         self.plans = with_fleets(self.study, self.plans)
@@ -95,7 +96,7 @@ def expected_questions(study: Study) -> dict[str, Expected]:
         bases = {each.model: each for each in fitting}.values()
         settings = plan.sensitivity.settings
         num_levers = sum(len(list(levers_of(each, settings))) for each in bases)
-        num_questions = num_levers * plan.sensitivity.num_seeds
+        num_questions = (num_levers + len(bases)) * plan.sensitivity.num_seeds
         expected["sensitivities"] = Expected(num_questions, _SEARCH_RUNS)
     return expected
 
@@ -199,6 +200,28 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
         curve=(idle | {"rate_scale": 0.0},),
         has_bounds=idle["has_bounds"],
     )
+
+
+def _within_reach(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+    """Leave out what takes far too many replicas, where another of its model does not.
+
+    A fleet does somewhat better or worse than its engines alone, and a pilot run is
+    off by some per cent; neither makes up for half as many again.
+    """
+    most = study.plan.replicas.most
+    live = _live(plans)
+    near = {each.candidate.model for each in live if _guess(study, each)[1] <= most}
+    left = []
+    for each in live:
+        engines = _guess(study, each)[1]
+        if engines > FAR * most and each.candidate.model in near:
+            reason = (
+                f"roughly {each.highest.rate.value:,.3g} requests/s an engine by its "
+                f"pilot run, so that {most} replicas do not serve "
+                f"{study.target_rate:,.4g}"
+            )
+            left.append(replace(each, status="too_many", reason=reason, found=None))
+    return updated(plans, left)
 
 
 def _shortlisted(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
@@ -374,6 +397,7 @@ def _at_the_rate(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan
                 seed,
                 each.warmup_share,
                 rate_scale=load * each.highest.rate.value / study.base_rate,
+                part=1.0 if load == 1.0 else SMALL_PART,
                 details=load == 1.0,
             )
             for load, seed in loads

@@ -1,13 +1,13 @@
 """What to change about the cheapest configurations, lever by lever.
 
-Each change is searched with the seeds of the base, so that the same traffic meets both
-and a small gain shows.
+Each change is searched with the seeds of the base and the same part of the traffic, so
+that the same requests meet both and a small gain shows.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import log, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Effect, cost_rank, is_noise
+from sim.studies.planning.study import SMALL_PART
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -251,30 +252,77 @@ def sensitivities(
         for base in bases
         for lever in levers_of(base.candidate, settings.settings)
     ]
-    groups = [[_request(study, *case, i) for i in places] for case in cases]
+    unchanged = _unchanged(study, bases, places)
+    groups = [
+        [
+            _request(study, *case, i, unchanged[case[0].candidate.name][i])
+            for i in places
+        ]
+        for case in cases
+    ]
     answers = study.try_to("sensitivities", tasks.change, groups)
     effects: dict[str, list[Effect]] = {base.candidate.name: [] for base in bases}
     for (base, lever), own in zip(cases, answers, strict=True):
-        effects[base.candidate.name].append(_effect(study, base, lever, own))
+        name = base.candidate.name
+        effects[name].append(_effect(study, lever, unchanged[name], own))
     return effects
 
 
-def _request(study: Study, base: CandidatePlan, lever: Lever, place: int) -> Answer:
+def _unchanged(
+    study: Study, bases: Sequence[CandidatePlan], places: Sequence[int]
+) -> dict[str, list[Answer]]:
+    """Return what the part of the traffic that changes meet does to each base.
+
+    That is an observation about where the objectives stop to hold, and its
+    ``threshold``.
+    """
+    groups = [
+        [
+            study.search_request(
+                base, study.seeds[i], base.highest.rate.value, part=SMALL_PART
+            )
+            for i in places
+        ]
+        for base in bases
+    ]
+    answers = study.ask("sensitivities", tasks.threshold, groups)
+    return {
+        base.candidate.name: [_nearest(answer) for answer in own]
+        for base, own in zip(bases, answers, strict=True)
+    }
+
+
+def _nearest(answer: Answer) -> Answer:
+    """Return what was seen nearest to a threshold, of runs to their end if any."""
+    threshold = answer["rate_scale"]
+
+    def distance(seen: Answer) -> tuple[bool, float]:
+        return seen["margin"] is None, abs(log(seen["rate_scale"] / threshold))
+
+    nearest: Answer = min(answer["tried"], key=distance)
+    return nearest | {"threshold": threshold}
+
+
+def _request(
+    study: Study, base: CandidatePlan, lever: Lever, place: int, before: Answer
+) -> Answer:
     """Return the question what a change does to the traffic of one of the seeds."""
-    rate, threshold = base.highest.rate.value, base.highest.thresholds[place]
-    point = [p for p in base.curve if p.get("load") == 1.0][place]
-    before = {name: point[name] for name in ("margin", "margins", "values")}
+    asked = ("margin", "margins", "values", "threshold")
     request = study.search_request(
         base,
         study.seeds[place],
-        rate,
-        before=before | {"threshold": threshold / study.base_rate},
+        before["rate_scale"] * study.base_rate,
+        part=SMALL_PART,
+        before={name: before[name] for name in asked},
     )
     return request | {"run": lever.apply(request["run"])}
 
 
 def _effect(
-    study: Study, base: CandidatePlan, lever: Lever, answers: Sequence[Answer | str]
+    study: Study,
+    lever: Lever,
+    unchanged: Sequence[Answer],
+    answers: Sequence[Answer | str],
 ) -> Effect:
     names = [each.name for each in study.plan.parsed_objectives]
     known = [answer for answer in answers if not isinstance(answer, str)]
@@ -283,14 +331,14 @@ def _effect(
     noise = 0.0
     latency_gain: dict[str, float | None] = dict.fromkeys(names)
     if not refusals:
-        pairs = zip(known, base.highest.thresholds, strict=False)
-        gains = [a["rate_scale"] * study.base_rate / before - 1 for a, before in pairs]
+        pairs = zip(known, unchanged, strict=True)
+        gains = [a["rate_scale"] / before["threshold"] - 1 for a, before in pairs]
         gain = float(np.mean(gains))
         noise = study.plan.search.tolerance / 2
         if len(gains) > 1:
             error = float(np.std(gains, ddof=1)) / sqrt(len(gains))
             noise = max(noise, _STANDARD_ERRORS * error)
-        latency_gain = {name: _latency_gain(base, known, name) for name in names}
+        latency_gain = {name: _latency_gain(unchanged, known, name) for name in names}
     return Effect(
         lever=lever.name,
         change=lever.change,
@@ -304,12 +352,11 @@ def _effect(
 
 
 def _latency_gain(
-    base: CandidatePlan, answers: Sequence[Mapping[str, Any]], name: str
+    unchanged: Sequence[Answer], answers: Sequence[Answer], name: str
 ) -> float | None:
     """Return the change of an objective's value at the base's rate, seed by seed."""
-    before = [p for p in base.curve if p.get("load") == 1.0]
     gains = []
-    for point, answer in zip(before, answers, strict=False):
+    for point, answer in zip(unchanged, answers, strict=True):
         old, new = point["values"].get(name), answer["at_base"]["values"].get(name)
         if not old or new is None or answer["at_base"]["is_overloaded"]:
             return None

@@ -35,6 +35,10 @@ Answer = dict[str, Any]
 STEP = 1.04
 """First factor of the searches of single seeds: thresholds differ by a few per cent."""
 
+PART, SMALL_PART = 0.5, 0.25
+"""Of the requests, the first, that runs take once rates and fleets are known: a fleet
+with more than it needs, and what is compared with another of the same requests, or only
+drawn."""
 
 _SEEDS_AT_RATE = 5
 """Seeds that are run at the highest rate, where objectives are near their limits."""
@@ -103,10 +107,8 @@ class Study:
 
     @property
     def seeds_at_rate(self) -> list[int]:
-        """Return the first seeds: of what holds at the highest rate, and of changes."""
-        settings = self.plan.sensitivity
-        asked = 0 if settings is None else settings.num_seeds
-        return self.seeds[: max(_SEEDS_AT_RATE, asked)]
+        """Return the first seeds: of what holds at the highest rate."""
+        return self.seeds[:_SEEDS_AT_RATE]
 
     @property
     def routers(self) -> list[dict[str, Any]]:

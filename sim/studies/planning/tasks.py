@@ -24,6 +24,7 @@ from sim.studies.planning.rate_search import LEVEL, find_threshold, guessed_rate
 from sim.studies.planning.trial import (
     Trial,
     arrivals_of,
+    num_of_part,
     perform,
     requests_of,
     warmup_of,
@@ -42,8 +43,8 @@ _NUM_IDLE = 400
 _NOTHING = 1e-4
 """Of the guessed rate: an engine that does not hold so much holds nothing."""
 _NUM_PILOTS = 3
-_PILOT_SHARE, _LEAST_PILOT = 0.5, 5_000
-"""Of the requests, the first, that a pilot run takes; and so many if there are."""
+_PILOT_PART = 0.25
+"""Of the requests, the first, that a pilot run takes."""
 _PILOT_LOAD = 0.95
 _DEFAULT_WARMUP = 0.05
 
@@ -65,6 +66,7 @@ def _trial(request: Mapping[str, Any]) -> Trial:
         fleet=request.get("fleet"),
         step_time=request.get("step_time", 1.0),
         bound=request.get("bound"),
+        part=request.get("part", 1.0),
     )
 
 
@@ -72,7 +74,7 @@ def observe(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run traffic at a rate and tell what came of it.
 
     Of `request`: ``rate_scale``, and if need be ``warmup_share``, ``num_replicas``,
-    ``by``, ``fleet``, ``step_time``, ``details``.
+    ``by``, ``fleet``, ``step_time``, ``part``, ``details``.
     """
     trial = _trial(request).at(request["rate_scale"])
     seen = perform(trial, details=request.get("details", False))
@@ -136,12 +138,12 @@ def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
     if idle.margin > 0 or idle.num_rejected:
         return answer | {"rate_scale": None, "at_bound": ""}
     given = request.get("warmup_share")
-    first = max(_LEAST_PILOT, int(len(specs) * _PILOT_SHARE))
-    trial = replace(trial, warmup_share=given or _DEFAULT_WARMUP, first=first)
+    share = num_of_part(len(specs), _PILOT_PART) / len(specs)
+    default = _DEFAULT_WARMUP * share
+    trial = replace(trial, warmup_share=given or default, part=_PILOT_PART)
     found = _search(trial, request, guess, 1.25, answer["tried"])
     if given is None:
-        given = _warmup(trial, found.rate * _PILOT_LOAD, request["seeds"])
-        given *= min(1.0, first / len(specs))
+        given = _warmup(trial, found.rate * _PILOT_LOAD, request["seeds"]) * share
     return answer | _told(found) | {"warmup_share": given}
 
 

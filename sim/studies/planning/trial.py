@@ -18,6 +18,7 @@ from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.planning.binding import STEP_COLUMNS, facts_of, mean_facts
 from sim.studies.planning.observation import (
+    MAX_SHARE,
     last_arrival_s,
     sample_of,
     values_of,
@@ -61,6 +62,8 @@ SCALED = ("trace", "synthetic", "preset", "sessions")
 _LOOK_EVERY_STEPS = 512
 _MIN_QUEUE, _QUEUE_SHARE, _GROWTH = 100, 0.1, 1.5
 _MIN_LATE, _LATE_SHARE = 10, 0.02
+_LEAST_PART = 5_000
+"""Requests of which a part is not taken: they are few enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,9 @@ class Trial:
     """Let every step be at this bound of the cost model, where it knows bounds."""
     most: int | None = None
     """Take so many of the requests only, evenly spaced; None for all."""
-    first: int | None = None
-    """Take the first of the requests only, as dense as they are; None for all."""
+    part: float = 1.0
+    """Take this share of the requests only, the first, as dense as they are, where that
+    is enough for a percentile."""
 
     def at(self, rate_scale: float) -> Trial:
         """Return the same trial at another rate of the traffic."""
@@ -169,8 +173,8 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
     trial = replace(trial.at(scale_of(trial.run) * factor), objectives=asked)
     table = {} if trial.fleet is None else {"fleet": dict(trial.fleet)}
     config = parse_config({**trial.run, **table})
-    specs = _specs_of(trial, config)
-    warmup_s = warmup_of(specs, trial.warmup_share)
+    specs, share = _specs_of(trial, config)
+    warmup_s = warmup_of(specs, _warmup_share(trial.warmup_share, share))
     runs = [
         _run(*replica, trial, warmup_s, details)
         for replica in _replicas(config, specs, trial)
@@ -181,22 +185,39 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
 def requests_of(trial: Trial) -> tuple[ResultTable, Sequence[RequestSpec]]:
     """Run a trial to its end, on one engine; return its requests and their specs."""
     config = parse_config(dict(trial.run))
-    specs = _specs_of(trial, config)
+    specs, _ = _specs_of(trial, config)
     simulation = _TrialSimulation(config, specs, trial.bound, keeps_steps=False)
     return simulation.record().request_table, specs
 
 
-def _specs_of(trial: Trial, config: RunConfig) -> Sequence[RequestSpec]:
-    """Return the requests of a trial; `most` of a list are the first: chains hold."""
+def _specs_of(trial: Trial, config: RunConfig) -> tuple[Sequence[RequestSpec], float]:
+    """Return the requests of a trial, and the share that they are of the first ones.
+
+    `Trial.most` of a list are the first: chains hold.
+    """
     specs = make_workload(config.workload, config.seed).requests()
-    num_asked = min(trial.first or len(specs), trial.most or len(specs))
+    num_first = num_of_part(len(specs), trial.part)
+    num_asked = min(num_first, trial.most or num_first)
+    share = num_first / len(specs) if len(specs) else 1.0
     if num_asked >= len(specs):
-        return specs
+        return specs, share
     if not isinstance(specs, RequestColumns):
-        return specs[:num_asked]
-    last = len(specs) - 1 if trial.first is None else num_asked - 1
-    rows = np.linspace(0, last, num_asked).astype(np.int64)
-    return specs.rearranged(rows, specs.arrival_s[rows])
+        return specs[:num_asked], share
+    rows = np.linspace(0, num_first - 1, num_asked).astype(np.int64)
+    return specs.rearranged(rows, specs.arrival_s[rows]), share
+
+
+def num_of_part(num_requests: int, part: float) -> int:
+    """Return how many requests a part of them has."""
+    return min(num_requests, max(_LEAST_PART, int(num_requests * part)))
+
+
+def _warmup_share(share: float, part: float) -> float:
+    """Return the share of a part that does not count: as long as of the whole.
+
+    But no more than may be given up, unless the plan says so.
+    """
+    return min(share / part, max(share, MAX_SHARE))
 
 
 def _shortened(objective: Objective, factor: float) -> Objective:

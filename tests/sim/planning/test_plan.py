@@ -77,6 +77,26 @@ def test_replicas_are_the_fewest_that_hold(tmp_path: Path) -> None:
     )
 
 
+def test_what_takes_far_too_many_replicas_is_not_searched(tmp_path: Path) -> None:
+    """40 requests/s an engine, or 5: of 78, three replicas serve what two do not."""
+    plan = small(
+        candidates={"gpu": ["h200_sxm"], "max_num_seqs": [8, 1]},
+        replicas={"by": "round_robin", "spare": 0, "most": 3},
+    )
+    del plan["engine"]["max_num_seqs"]
+    plan["workload"]["synthetic"]["rate_scale"] = 7.8
+    many, one = solved(plan, tmp_path).data["candidates"]
+    assert many["status"] == "ok"
+    assert many["replicas"] == 2
+    assert one["status"] == "too_many"
+    assert one["reason"].endswith("so that 3 replicas do not serve 78")
+    assert "rate" not in one
+    plan["candidates"]["max_num_seqs"] = [1]
+    alone = only(solved(plan, tmp_path).data)
+    assert alone["status"] == "too_many"
+    assert alone["rate"]["value"] == pytest.approx(1 / (20 * STEP_S), rel=0.02)
+
+
 @pytest.mark.slow
 def test_same_plan_same_bytes_in_any_order(tmp_path: Path) -> None:
     plan = small(cost_band=0.1, sensitivity={"num_seeds": 1})

@@ -170,9 +170,29 @@ def test_an_empty_start_is_found() -> None:
     assert warmup_share(level) <= 0.1
 
 
-def test_the_first_requests_come_as_densely_as_in_the_whole() -> None:
+def test_a_part_comes_as_densely_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(run_of(20.0), parse_objectives({"mean_ttft_ms": 1}))
     _, every = requests_of(trial)
-    _, some = requests_of(replace(trial, first=10))
-    assert [each.arrival_s for each in some] == [each.arrival_s for each in every[:10]]
-    assert len(requests_of(replace(trial, first=len(every) + 1))[1]) == len(every)
+    half = replace(trial, part=0.5)
+    assert len(requests_of(half)[1]) == len(every)  # few are never divided
+    monkeypatch.setattr("sim.studies.planning.trial._LEAST_PART", 10)
+    num_some = len(every) // 2
+    _, some = requests_of(half)
+    assert [r.arrival_s for r in some] == [r.arrival_s for r in every[:num_some]]
+    assert len(requests_of(replace(trial, part=0.0))[1]) == 10
+
+
+@pytest.mark.parametrize(
+    ("share", "part", "expected"),
+    [(0.05, 0.5, 0.1), (0.2, 0.5, MAX_SHARE), (0.4, 0.5, 0.4), (0.0, 0.25, 0.0)],
+)
+def test_a_part_warms_up_as_long_as_the_whole(
+    share: float, part: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But more than a quarter of it only counts as little as the plan says."""
+    monkeypatch.setattr("sim.studies.planning.trial._LEAST_PART", 10)
+    run = run_of(20.0)
+    trial = Trial(run, parse_objectives({"mean_ttft_ms": 1}), share, part=part)
+    num_some = len(requests_of(trial)[1])
+    num_counted = perform(trial).num_requests
+    assert num_counted == num_some - int(num_some * expected)
