@@ -244,8 +244,12 @@ class Api:
         if is_small:
             return read(await _whole(request))
         async with self._large:
-            body = await _whole(request)
-            return await run_in_threadpool(read, body)  # the engines go on meanwhile
+            held = [await _whole(request)]
+            # The engines go on meanwhile. Neither threads nor errors keep the body.
+            found = await run_in_threadpool(_found, read, held)
+        if isinstance(found, BadRequestError):
+            raise found
+        return found
 
     def _prompt(self, given: str | list[int], limit: int | None) -> Prompt:
         most, size = self.engine.max_model_len, self.engine.block_size
@@ -265,6 +269,16 @@ class Api:
             f"This model's maximum context length is {most} tokens. However, you "
             f"requested {asked} and your prompt contains {num} tokens; shorten either."
         )
+
+
+def _found(
+    read: Callable[[bytes], _Read], held: list[bytes]
+) -> _Read | BadRequestError:
+    """Return what is read of a body that is taken from `held`, or why it is refused."""
+    try:
+        return read(held.pop())
+    except BadRequestError as error:
+        return error.with_traceback(None)
 
 
 async def _whole(request: Request) -> bytes:
