@@ -250,10 +250,10 @@ class Fleet:
                 self.env, router, self.loads, lambda: not engines.num_in_flight
             )
             watches.append(engines.scrapes)
-            if getattr(router, "hears_kv_events", False):
-                return engines  # it looks at caches whenever a request comes
         elif not _LOOKS.isdisjoint(signature(type(router)).parameters):
             return engines  # it may look at any time
+        if _looks_at_caches(router):
+            return engines
         self._heed = partial(self._heeded, engines, watches, is_announced)
         for engine in engines.engines:
             self._heed(engine)
@@ -394,6 +394,12 @@ def _event(table: EventTable) -> ReplicaEvent:
         retries=table.requests != "lose",
         factor=table.factor or 1.0,
     )
+
+
+def _looks_at_caches(router: Any) -> bool:
+    """Whether a router asks what engines cache whenever a request comes."""
+    names = signature(type(router)).parameters
+    return bool(getattr(router, "hears_kv_events", "cached_blocks" in names))
 
 
 def _never() -> float:

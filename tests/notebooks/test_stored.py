@@ -41,8 +41,8 @@ def outputs(source: Path) -> list[dict[str, Any]]:
     return [o for cell in stored(source)["cells"] for o in cell.get("outputs", ())]
 
 
-def test_there_are_ten_and_nothing_but_them() -> None:
-    assert [source.name[:2] for source in SOURCES] == [f"{n:02d}" for n in range(1, 11)]
+def test_there_are_eleven_and_nothing_but_them() -> None:
+    assert [source.name[:2] for source in SOURCES] == [f"{n:02d}" for n in range(1, 12)]
     built = {path.stem for path in HERE.glob("*.ipynb")}
     assert built == {source.stem for source in SOURCES}
     suffixes = {path.suffix for path in HERE.iterdir() if path.is_file()}

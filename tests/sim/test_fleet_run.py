@@ -140,10 +140,32 @@ def test_stepwise_it_is_the_same(kind: str) -> None:
         assert one.equals(other), name
 
 
-@pytest.mark.parametrize(
-    "router", [{"kind": "llm_d", "precise": True}, {"kind": "dynamo_kv"}]
-)
-def test_what_engines_cache_is_seen_as_it_is(router: dict[str, Any]) -> None:
+WARMEST = '''
+class Warmest:
+    """The engine that has most of a prompt, then the one after the latest."""
+
+    def __init__(self, num_engines, cached_blocks):
+        self.num_engines, self.cached_blocks, self.turn = num_engines, cached_blocks, 0
+
+    def choose(self, request):
+        cached = self.cached_blocks(request)
+        self.turn += 1
+        places = [(self.turn + i) % self.num_engines for i in range(self.num_engines)]
+        return max(places, key=cached.__getitem__)
+
+    def ended(self, request, place):
+        pass
+'''
+
+
+@pytest.mark.parametrize("kind", ["llm_d", "dynamo_kv", "Warmest"])
+def test_what_engines_cache_is_seen_as_it_is(kind: str, tmp_path: Path) -> None:
+    router: dict[str, Any] = {"kind": kind}
+    if kind == "llm_d":
+        router["precise"] = True
+    elif kind == "Warmest":
+        (tmp_path / "warmest.py").write_text(WARMEST)
+        router["kind"] = f"{tmp_path / 'warmest.py'}:Warmest"
     pools = [{"name": "main", "replicas": 3}]
     sessions = SESSIONS["sessions"] | {
         "num_sessions": 40,
