@@ -445,6 +445,8 @@ def _made(
 def _label(key: str, group: str) -> str:
     """Return the name of a key without its table, which the group says."""
     parts = key.split(".")
-    if group in ("traffic", "host memory", "drafts") and len(parts) > 2:
-        return ".".join(parts[2:]) if group == "traffic" else parts[-1]
+    if group in ("host memory", "drafts") and key.startswith("engine."):
+        return parts[-1]
+    if group == "traffic" and len(parts) > 2:
+        return ".".join(parts[2:])
     return ".".join(parts[1:]) or key

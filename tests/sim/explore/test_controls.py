@@ -64,6 +64,8 @@ def test_tiers_and_drafts_have_sections_of_their_own() -> None:
     assert groups["engine.speculative_config.method"] == "drafts"
     assert groups["workload.acceptance.rate"] == "drafts"
     assert f"{connector}.cpu_bytes_to_use" not in groups  # kv_offloading_size says it
+    assert DEMO.controls["workload.acceptance.rate"].label == "acceptance.rate"
+    assert DEMO.controls[f"{DRAFTS}.method"].label == "method"
     drafting = load_data(ROOT / "examples/speculative_chat.yaml")
     control = Base("drafting", drafting).controls[f"{DRAFTS}.num_speculative_tokens"]
     assert control.value == 3
