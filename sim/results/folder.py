@@ -223,9 +223,9 @@ class RunFolder:
         try:
             with pq.ParquetFile(path) as file:
                 found = file.read(list(names))
-        except (pa.ArrowException, OSError, KeyError) as error:
+            return {name: _array(_recorded(found[name])) for name in names}
+        except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
             raise damaged(path, error) from error
-        return {name: _array(_recorded(found[name])) for name in names}
 
     def token_gaps(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield request ids and seconds since the token before, the first left out."""
@@ -297,8 +297,17 @@ def read_table(path: Path) -> ResultTable:
         if column.type != _CODES:
             column = as_recorded(column)
             column = column.dictionary_encode() if kind == "str" else column
+        if kind == "str":
+            _check_texts(path, column.dictionary)
         columns[name] = column
     return ResultTable(pa.table(columns), kinds)
+
+
+def _check_texts(path: Path, texts: pa.Array) -> None:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise damaged(path, error) from error
 
 
 def _kind(type_: pa.DataType) -> str:

@@ -83,7 +83,7 @@ def test_an_example_writes_the_same_bytes_in_another_way(
 ) -> None:
     (case,) = (
         each
-        for each in cases(ROOT, (SHARED / "traces").resolve())
+        for each in cases(ROOT, (SHARED / "traces").resolve(), ())
         if each.name == f"examples/{name}.yaml"
     )
     assert [*compared(case, ways(), tmp_path).values()] == [[]]

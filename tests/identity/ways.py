@@ -61,9 +61,6 @@ class Way:
             If the case fails.
         """
         words = [word.replace("OUT", str(out)) for word in case.command]
-        words = [
-            str(ROOT / word) if word.startswith("examples/") else word for word in words
-        ]
         if "run" not in words:
             words += ["--workers", str(self.num_workers)]
         env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/bin"}
@@ -108,7 +105,8 @@ def _differences(first: Path, other: Path) -> list[str]:
     )
     is_sweep = any("runs" in path.parts for path in one)
     if is_sweep:
-        return differences(first, other)
+        found, new = differences(first, other)
+        return found + new
     if one.keys() != two.keys():
         return [f"{path} is in one only" for path in one.keys() ^ two.keys()]
     return [
@@ -135,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     num_differ = 0
     place = ROOT / "results"
     place.mkdir(exist_ok=True)
-    for case in cases(ROOT, (SHARED / "traces").resolve()):
+    for case in cases(ROOT, (SHARED / "traces").resolve(), ()):
         is_asked = not asked.names or any(name in case.name for name in asked.names)
         if not is_asked or not case.name.startswith("examples/"):
             continue

@@ -4,4 +4,83 @@ from __future__ import annotations
 
 from typing import Final
 
-EQUIVALENT: Final[dict[str, str]] = {}
+_FALSY = "callers ask whether it is true, and None is not"
+_SAME_AT_THE_BOUND = "at the bound both ways give the same"
+_A_CHECK = "a check of lengths that are equal"
+
+EQUIVALENT: Final[dict[str, str]] = {
+    "cache/cacheflow/tier.py:Tier.num_stored_tokens: `0` changed (2)": (
+        "the other number, of a block that is begun, is at least 1"
+    ),
+    "cache/sglang/radix_cache.py:RadixCache.__init__: `0` changed (5)": (
+        "the root is neither ranked nor evicted"
+    ),
+    "cache/sglang/radix_cache.py:RadixCache._look: `1` changed": (
+        "a clock of which only the order is read"
+    ),
+    "cache/tiers/lru.py:LRUTierPolicy.accessed: `len(earlier) < len(numbers)` by LtE": (
+        "chunks of all requests are all chunks"
+    ),
+    "cache/tiers/lru.py:LRUTierPolicy.inserted: `1` changed": "more room than needed",
+    "cache/v1/groups/decodes.py:BlockDecodes._go_on: `num_left > 1` by GtE": (
+        "it is not 1 there"
+    ),
+    "cache/v1/groups/mamba.py:Checkpoints.within: `return 0` returns None": _FALSY,
+    "cache/v1/groups/mamba.py:OneStateManager.phases: `return set()` returns None": (
+        _FALSY
+    ),
+    "cache/v1/groups/window.py:SlidingWindowManager.num_passed_tokens: "
+    "`num_tokens > 0` by GtE": _SAME_AT_THE_BOUND,
+    "cache/v1/policies/clairvoyant.py:Clairvoyant._next_reader: `0` changed": (
+        "the first reader has begun when its content is cached"
+    ),
+    "cache/v1/runs/extents.py:ExtentQueue.__init__: `0` changed": (
+        "nothing reads the sentinel's numbers"
+    ),
+    "sim/costs/graphs.py:release_sizes: `1` changed": (
+        "sizes up to there are multiples of 8, and 254 and 255 are none"
+    ),
+    "sim/scheduler/groups/decodes.py:GroupDecodes.quiet_steps: "
+    "`return 0` returns None (2)": _FALSY,
+    "sim/engine/verification.py:SpeculativeSampler.__call__: "
+    "`num_outputs <= num_room` by Lt": _SAME_AT_THE_BOUND,
+    "sim/scheduler/sglang/clocked.py:ClockedSglangScheduler._prefill_batch: "
+    "`self.running_batch.is_full or not self.queue.entries` by And": (
+        "the method that it shortens says so itself, later"
+    ),
+    "sim/scheduler/sglang/requests.py:Entry.__init__: `1` changed": (
+        "any negative number is no slot"
+    ),
+    "sim/scheduler/sglang/requests.py:Entry.tokens: "
+    "`num_tokens > self.num_known` by GtE": "no token is written then",
+    "sim/scheduler/sglang/requests.py:SglangOutput.take: `0` changed": (
+        "the budget of these counts is not asked"
+    ),
+    "sim/scheduler/v1/connectors/scheduler.py:ConnectorScheduler.quiet_steps: "
+    "`return super().quiet_steps(most)` returns None": (
+        "steps are taken one by one then, to the same end"
+    ),
+    "sim/scheduler/v1/scheduler.py:Scheduler._admit_plainly: "
+    "`num_tokens < num_whole` by LtE": _SAME_AT_THE_BOUND,
+    "sim/scheduler/v1/speculative.py:SpeculativeScheduler.__init__: "
+    "`num_slots // self.block_size` by Mult": (
+        "an upper bound, above which blocks are counted one by one"
+    ),
+    "sim/scheduler/v1/speculative.py:SpeculativeScheduler.num_draft_blocks: "
+    "`len(self.layout.groups) > 1` by GtE": (
+        "of one group, blocks and entries are counted alike"
+    ),
+    "workloads/analysis/paths.py:runs: `1` changed": (
+        "numbers of earlier blocks are hashed only, and a run of one has its own key"
+    ),
+    "workloads/arrivals/diurnal.py:DiurnalArrivals.times_s: `wanted / turn` by Mult": (
+        "whole turns that are taken away come back; only rounding differs"
+    ),
+    "workloads/lengths/empirical.py:EmpiricalLength.__post_init__: `True` changed": (
+        _A_CHECK
+    ),
+    "workloads/traces/mooncake.py:MooncakeTraceReader._chained: `1` changed (2)": (
+        "numbers of outputs are given again when requests are in order"
+    ),
+    "workloads/traces/mooncake.py:MooncakeTraceWriter.lines: `True` changed": _A_CHECK,
+}

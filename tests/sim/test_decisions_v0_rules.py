@@ -60,3 +60,16 @@ def test_eviction_asks_for_the_blocks_of_the_window_only() -> None:
         None,
         [["b", "recompute"]],
     ]
+
+
+def test_a_prompt_waits_for_all_of_its_blocks_and_not_for_a_window_of_them() -> None:
+    """The window of 4 tokens counts for 3 blocks of 5 that are free; b takes 6."""
+    lines = decide(
+        workload(
+            "0.7.3",
+            [request("a", 16, 6), request("b", 24, 2, arrival_step=1)],
+            num_gpu_blocks=9,
+            sliding_window=4,
+        )
+    )
+    assert [line["waiting"] for line in lines] == [[], *[["b"]] * 5, [], []]

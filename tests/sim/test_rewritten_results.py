@@ -14,6 +14,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.results.folder import RunFolder
 from sim.views.exports.formats import FORMATS, export
+from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write
 
 if TYPE_CHECKING:
@@ -110,3 +111,22 @@ def test_readers_take_what_equal_writers_write(
                 written[key] = [sorted(row.split(",")) for row in rows]
         said.append(written)
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("words", [("export", "--to", "prometheus"), ("report",)])
+def test_texts_that_are_no_utf_8_are_named(
+    words: tuple[str, ...],
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = tmp_path / "out"
+    shutil.copytree(results, other)
+    path = other / "requests.parquet"
+    table = pq.read_table(path)
+    odd = pa.array([b"\xe5x"] * len(table), pa.binary()).view(pa.string())
+    place = table.schema.get_field_index("status")
+    pq.write_table(table.set_column(place, "status", odd), path)
+    out = ["--out", str(tmp_path / "page.html")]
+    line = refused([words[0], str(other), *words[1:], *out], capsys, tmp_path)
+    assert "requests.parquet' cannot be read" in line
