@@ -330,7 +330,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 def _check_table(path: Path, columns: Iterable[str]) -> None:
     try:
         known = set(pq.read_schema(path).names)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise damaged(path, error) from error
     for name in columns:
         if name not in known:

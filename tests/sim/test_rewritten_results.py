@@ -126,7 +126,11 @@ def test_texts_that_are_no_utf_8_are_named(
     table = pq.read_table(path)
     odd = pa.array([b"\xe5x"] * len(table), pa.binary()).view(pa.string())
     place = table.schema.get_field_index("status")
-    pq.write_table(table.set_column(place, "status", odd), path)
-    out = ["--out", str(tmp_path / "page.html")]
-    line = refused([words[0], str(other), *words[1:], *out], capsys, tmp_path)
-    assert "requests.parquet' cannot be read" in line
+    in_rows = table.set_column(place, "status", odd)
+    for name in ("rows", "names"):
+        pq.write_table(in_rows if name == "rows" else table, path)
+        if name == "names":
+            path.write_bytes(path.read_bytes().replace(b"turn", b"tur\xc1"))
+        out = ["--out", str(tmp_path / "page.html")]
+        line = refused([words[0], str(other), *words[1:], *out], capsys, tmp_path)
+        assert "requests.parquet' cannot be read" in line

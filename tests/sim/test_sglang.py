@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.config.tables import parse_config
+from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError, UserError
 from sim.hardware.capacity.sglang import default_fraction, defaults_of
 from sim.results import schema
@@ -26,7 +26,7 @@ from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 from sim.studies.planning.configurations import serve_command
 from sim.views.plots.memory import kv_cache_usage
 from sim.views.plots.tables import Tables
-from tests.shared import shared
+from tests.shared import ROOT, shared
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal
 
@@ -520,3 +520,12 @@ def test_it_dies_in_the_words_of_the_release() -> None:
     workload = random_sglang_workload(2568, "0.5.9")
     *_, last = driver_of(workload).lines()
     assert last["error"] == "Out of memory. Try to lower your batch size."
+
+
+def test_each_request_knows_the_prefix_that_was_found() -> None:
+    few = ["workload.sessions.num_sessions=12", "engine.scheduler=sglang"]
+    config = load_config(ROOT / "examples/chat_sessions.yaml", few)
+    results = simulate(config)
+    assert results.summary["num_preemptions"] == 0
+    found = results.recording.request_table["num_cached_tokens"].sum()
+    assert found == results.summary["prefix_cache_hits"] > 100_000

@@ -297,3 +297,11 @@ def test_permissions_and_compression(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == text
     stream = pa.input_stream(str(tmp_path / "a.zst"), compression="zstd")
     assert stream.read() == text
+
+
+@kinds
+def test_columns_are_written_as_their_requests(kind: str, tmp_path: Path) -> None:
+    columns = RequestColumns(*map(_array, ([0.0, 1.0], [3, 4], [5, 6])))
+    for name, requests in (("columns", columns), ("listed", list(columns))):
+        write_trace(tmp_path / name, requests, writer_of(kind))
+    assert (tmp_path / "columns").read_bytes() == (tmp_path / "listed").read_bytes()
