@@ -242,7 +242,8 @@ def _filled_choice(parts: tuple[Any, ...], value: Any, where: str) -> Any:
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if kind is None and len(fillable) + (types.NoneType in parts) < len(parts):
         return value  # another of the types: the constructor will judge
-    named = [part for part in fillable if kind in ROLES.get(part, ())]
+    is_name = isinstance(kind, str)
+    named = [part for part in fillable if is_name and kind in ROLES.get(part, ())]
     return _filled((named or fillable)[0], value, where)
 
 

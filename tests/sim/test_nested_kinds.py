@@ -14,6 +14,7 @@ from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
 from sim.simulation.workload import make_workload
+from tests.shared import ROOT
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 from workloads.lengths import FixedLength, LognormalLength
@@ -275,3 +276,12 @@ def test_a_trace_by_superposition(trace: str) -> None:
     data["workload"]["trace"] = table | {"scale_by": "both"}
     with pytest.raises(ConfigError, match=r"^workload\.trace: scale_by must be one of"):
         told(data)
+
+
+def test_a_kind_that_is_no_text_is_refused() -> None:
+    """The fuzzer of inputs found a list there, which no table of kinds can be asked."""
+    chat = ROOT / "examples/chat_sessions.yaml"
+    path = "workload.sessions.first_prompt_tokens"
+    for odd in ([None], {"a": 1}, 5):
+        with pytest.raises(ConfigError, match=rf"{path}.kind"):
+            simulate(load_config(chat, {f"{path}.kind": odd}))
