@@ -172,10 +172,25 @@ def _compare_rows(
     for column in old:
         if column not in now:
             found.append(f"{name}{column} is gone")
-        elif not old[column].equals(now[column]):
+        elif old[column].equals(now[column]):
+            continue
+        elif (told := _told(old[column])) and (tells := _told(now[column])):
+            of_column: tuple[list[str], list[str]] = [], []
+            for pair in zip(told, tells, strict=True):
+                _compare_keys(*pair, f"{name}{column}", *of_column)
+            found += dict.fromkeys(of_column[0])
+            new += dict.fromkeys(of_column[1])
+        else:
             num = int((old[column] != now[column]).sum())
             found.append(f"{name}{column} differs in {num} of {len(old)} rows")
     new += [f"{name}{column}" for column in now if column not in old]
+
+
+def _told(column: pd.Series[Any]) -> list[Any]:
+    """Return what a column of JSON says, or nothing if it is none."""
+    if not str(column.iloc[0]).startswith("{"):
+        return []
+    return [json.loads(text) for text in column]
 
 
 def _compare_keys(
