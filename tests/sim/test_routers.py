@@ -266,6 +266,28 @@ def _calls(name: str) -> Iterator[dict[str, Any]]:
         yield json.loads(row)
 
 
+def test_a_gate_passes_over_an_engine_that_is_far_above_the_mean() -> None:
+    for loads, place in (
+        ([9, 9, 9, 9], 0),
+        ([9, 0, 8, 9], 2),  # of those that know it, the one with least
+        ([13, 9, 13, 0], 0),  # 13 is no 1.5 times the mean, 8.75
+        ([8, 2, 8, 2], 0),  # 1.6 times the mean of 5, and but 3 above it
+        ([16, 2, 20, 2], 0),  # 1.6 times the mean of 10, and 6 above it
+        ([60, 5, 70, 6, 4, 4, 4, 4], 4),  # 40 above the mean
+    ):
+        router = SGLangCacheAware(len(loads), spill_gate=True, balance_abs_threshold=10)
+        router.tree.insert(((0, 0, 100),), 0)
+        router.tree.insert(((0, 0, 100),), 2)
+        router.num_in_flight = loads
+        assert router.pick(((0, 0, 100),)) == place, loads
+    assert router.pick(((7, 0, 100),)) == 4  # no engine knows it
+    for load, place in (5, 0), (7, 1):  # two deviations are 1.7 and 2.6: 4 it is
+        router = SGLangCacheAware(20, spill_gate=True)
+        router.tree.insert(((0, 0, 100),), 0)
+        router.num_in_flight = [load] + 19 * [1]
+        assert router.pick(((0, 0, 100),)) == place
+
+
 # -- llm-d -----------------------------------------------------------------------------
 
 

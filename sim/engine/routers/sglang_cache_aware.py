@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.routers.counting import CountingRouter
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 CHARS_PER_TOKEN: Final = 4
 """Stands between characters, of which the router's tree is made, and tokens."""
+LEAST_MARGIN: Final = 4.0
+"""Requests in flight above the mean below which SMG's gate stays open."""
 
 
 class SGLangCacheAware(CountingRouter):
@@ -26,6 +29,12 @@ class SGLangCacheAware(CountingRouter):
        `balance_rel_threshold` times its number: the least loaded one.
     2. Else the engine that knows the longest prefix, if that is more than
        `cache_threshold` of the prompt; else the least loaded one.
+
+    With `spill_gate` balance is that of the engine which knows the prefix, of several
+    the least loaded one: it is passed over for the least loaded of all if it has more
+    than `balance_rel_threshold` times the mean, and more than `balance_abs_threshold`
+    above it. That margin is two standard deviations of the engines' numbers at most,
+    and never less than `LEAST_MARGIN`.
 
     The prompt is then remembered of the engine. Ties go to the first engine; those of
     the real router to the order in which its workers have registered, or to any that
@@ -39,6 +48,8 @@ class SGLangCacheAware(CountingRouter):
         Share of the prompt, in tokens here and in characters there.
     balance_abs_threshold, balance_rel_threshold
         See above.
+    spill_gate
+        Whether to choose as SMG does, the router that came after.
     max_tree_size
         Characters that are remembered of an engine when the oldest are taken out.
 
@@ -50,7 +61,9 @@ class SGLangCacheAware(CountingRouter):
     Notes
     -----
     Source: sglang-router 0.3.2, its launcher's defaults (`router_args.py`) and its
-    policy `cache_aware`. A token counts as `CHARS_PER_TOKEN` characters.
+    policy `cache_aware`; with `spill_gate` SMG 1.13.0, which does not say whose
+    deviation is meant: that of the whole fleet here. A token counts as
+    `CHARS_PER_TOKEN` characters.
     """
 
     interval_s = 60.0
@@ -62,12 +75,14 @@ class SGLangCacheAware(CountingRouter):
         cache_threshold: float = 0.3,
         balance_abs_threshold: int = 64,
         balance_rel_threshold: float = 1.5,
+        spill_gate: bool = False,
         max_tree_size: int = 1 << 26,
     ) -> None:
         super().__init__(num_engines)
         self.cache_threshold = cache_threshold
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
+        self.spill_gate = spill_gate
         self.tree = PrefixTree(max_tree_size // CHARS_PER_TOKEN)
 
     def _pick(self, request: Request) -> int:
@@ -78,12 +93,22 @@ class SGLangCacheAware(CountingRouter):
 
     def pick(self, pieces: tuple[Piece, ...]) -> int:
         """Return the place for a prompt; nothing is remembered or counted."""
-        if not self._is_out_of_balance():
+        if self.spill_gate or not self._is_out_of_balance():
             num_known, places = self.tree.match(pieces)
             num_tokens = sum(length for *_, length in pieces)
             if num_tokens and num_known / num_tokens > self.cache_threshold:
-                return places[0]
+                place = self._least_loaded(places) if self.spill_gate else places[0]
+                if not (self.spill_gate and self._spills(place)):
+                    return place
         return self._least_loaded(self.places)
+
+    def _spills(self, place: int) -> bool:
+        """Whether an engine is so far above the mean that it is passed over."""
+        loads = [self.num_in_flight[each] for each in self.places]
+        own, mean = self.num_in_flight[place], fmean(loads)
+        most = max(2.0 * pstdev(loads), LEAST_MARGIN)
+        margin = min(self.balance_abs_threshold, most)
+        return own > self.balance_rel_threshold * mean and own > mean + margin
 
     def _is_out_of_balance(self) -> bool:
         loads = [self.num_in_flight[place] for place in self.places]
