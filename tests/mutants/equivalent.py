@@ -70,6 +70,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     "`len(self.layout.groups) > 1` by GtE": (
         "of one group, blocks and entries are counted alike"
     ),
+    "workloads/analysis/lru.py:TouchCounts.__init__: `0` changed": (
+        "each place of the tree is written before it is read"
+    ),
     "workloads/analysis/paths.py:runs: `1` changed": (
         "numbers of earlier blocks are hashed only, and a run of one has its own key"
     ),

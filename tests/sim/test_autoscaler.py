@@ -286,6 +286,21 @@ def test_a_fleet_may_scale_to_zero_and_back() -> None:
     assert results.summary["up_s"][0] < 0.6 * results.summary["duration"]
 
 
+def test_a_fleet_without_requests_yet_scales_to_zero() -> None:
+    workload = {
+        "synthetic": {
+            "num_requests": 3,
+            "arrivals": {"kind": "poisson", "rate": 0.1},
+            "prompt_tokens": {"kind": "fixed", "tokens": 60},
+            "output_tokens": {"kind": "fixed", "tokens": 20},
+        }
+    }
+    results = checked(simulation_of(workload=workload, min_replicas=0, cooldown_s=1.0))
+    assert results.requests["arrival_s"][0] > 2
+    assert results.requests["queue_s"][0] > 0.2  # for the decision, and for the start
+    assert results.summary["autoscalers"][0]["least_wanted"] == 0
+
+
 def test_a_replica_that_dies_is_replaced() -> None:
     simulation = simulation_of(
         replicas=2, min_replicas=2, max_replicas=2, events=[event(0.5, "die", 0)]
