@@ -40,6 +40,9 @@ METRICS: Final = (
 USAGE_EDGES: Final = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Edges of the bins of KV usage: fine where the cache is full."""
 
+_LEAST: Final = 1e-9
+"""Least value that errors are a share of: shorter than a nanosecond is none."""
+
 Comparison = dict[str, float | None]
 """``predicted``, ``measured``, and the error in percent of what was measured:
 ``error_pct`` with its sign, ``abs_error_pct`` without. None where a side does not know
@@ -49,7 +52,7 @@ the value, or where nothing was measured to be a percentage of."""
 def compared(predicted: float | None, measured: float | None) -> Comparison:
     error: float | None = None
     if predicted is not None and measured is not None:
-        if measured:
+        if abs(measured) >= _LEAST:
             error = 100.0 * (predicted - measured) / measured
         elif predicted == measured:
             error = 0.0
@@ -194,7 +197,7 @@ def relative_errors(
 ) -> Floats:
     """Return (predicted - measured) / measured of every request; NaN where unknown."""
     left, right = getattr(predicted, f"{name}_s"), getattr(measured, f"{name}_s")
-    known = right > 0.0
+    known = right >= _LEAST
     errors: Floats = np.where(known, left / np.where(known, right, 1.0) - 1.0, np.nan)
     return errors
 

@@ -339,6 +339,7 @@ def test_errors_by_literals() -> None:
     assert bins[1]["e2el"]["bias_pct"] == pytest.approx(12.5)
     assert compare.compared(0.0, 0.0)["error_pct"] == 0.0
     assert compare.compared(3.0, 0.0)["error_pct"] is None
+    assert compare.compared(3.0, 1e-320)["error_pct"] is None
     assert compare.compared(3.0, None)["error_pct"] is None
     assert compare.compared(3.0, 4.0) == {
         "predicted": 3.0,
@@ -527,3 +528,13 @@ def test_mistakes_are_answered_in_a_line(
     assert len(lines) == 1
     assert message in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_latency_that_is_hardly_one_is_not_compared(measured: Observed) -> None:
+    """The fuzzer of inputs found 1e-320 s, of which every error is an infinity."""
+    times_s = measured.requests.ttft_s.copy()
+    times_s[0] = 1e-320
+    odd = replace(measured.requests, ttft_s=times_s)
+    errors = compare.relative_errors(measured.requests, odd, "ttft")
+    assert np.isnan(errors[0])
+    assert (errors[1:] == 0.0).all()
