@@ -247,6 +247,21 @@ def test_a_fork_counts_every_entry_of_a_table_that_goes_round() -> None:
     assert space.get_num_free_gpu_blocks() == 8
 
 
+def test_a_repeated_block_takes_its_counts_along() -> None:
+    """A table that goes round and its fork count block 7 for three entries."""
+    space = manager(sliding_window=2 * BLOCK_SIZE)
+    parent = admitted(space, 11, 0).first_seq
+    child = parent.fork(1)
+    space.fork(parent, child)
+    counted = space.gpu_allocator.block(7).ref_cnt
+    assert space.swap_out(_of(parent, child)) == {7: 5, 6: 4}
+    for seq in (parent, child):
+        seq.status = SequenceStatus.SWAPPED
+        assert space.get_block_table(seq) == [5, 4, 5]
+    assert space.cpu_allocator.block(5).ref_cnt == counted
+    space.check([parent, child])
+
+
 def _of(*seqs: object) -> SequenceGroup:
     seq_group = group(1, 99)
     seq_group.remove(99)

@@ -40,6 +40,11 @@ EQUIVALENT: Final[dict[str, str]] = {
     "sim/costs/graphs.py:release_sizes: `1` changed": (
         "sizes up to there are multiples of 8, and 254 and 255 are none"
     ),
+    "sim/costs/measured/rest.py:MeasuredRest.head: `False` changed (3)": (
+        "of the head only its seconds and its one width are asked"
+    ),
+    "sim/engine/autoscaling/target_tracking.py:TargetTracking._changed: "
+    "`s > now_s - span_s` by GtE": "each policy asks for changes within its own period",
     "sim/scheduler/groups/decodes.py:GroupDecodes.quiet_steps: "
     "`return 0` returns None (2)": _FALSY,
     "sim/engine/verification.py:SpeculativeSampler.__call__: "

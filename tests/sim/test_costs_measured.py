@@ -13,6 +13,7 @@ from sim.config.plug import build
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
 from sim.costs.base import StepCost, pricer_of
 from sim.costs.measured.geometry import geometry_of, linear_elements
+from sim.costs.measured.reading import decode_surface
 from sim.costs.measured.tables import Curve, Surface
 from sim.costs.pricing import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id
@@ -473,6 +474,25 @@ def test_chunks_of_layers_with_a_window_cost_what_they_see(tmp_path):
         pairs = sum(min(past + i + 1, 128) for i in range(512))
         step = cost.step(chunk(512, past=past))
         assert step.prefill_attention_s == pytest.approx(1e-4 * pairs, rel=0.01)
+
+
+def test_measured_states_add_to_what_decodes_read():
+    class States:
+        def at(self, count):
+            return 1e-3 * count, False
+
+    rest = RooflineCost(model=TINY, gpu=H200)
+    table = entry(TINY)["decode"]
+    without, with_states = (
+        decode_surface(table, rest),
+        decode_surface(table, rest, States()),
+    )
+    for count in (1, 4, 8):
+        (plain, beyond), (more, further) = (
+            surface.at(count, 1024 * count) for surface in (without, with_states)
+        )
+        assert more == pytest.approx(plain + 1e-3 * count)
+        assert further == beyond
 
 
 def test_states_are_the_datasheets_and_say_so(tmp_path):

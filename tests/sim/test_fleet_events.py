@@ -75,6 +75,14 @@ def proven(simulation: Simulation) -> Results:
     return simulation.run(check_every=5)
 
 
+def test_an_event_at_the_very_end_is_told() -> None:
+    ended = simulation_of([])
+    ended.run()
+    end_s = ended.engine.env.now
+    told = run([event(end_s, "slow", 0, factor=2.0)]).summary["events"]
+    assert [each["time_s"] for each in told] == [end_s]
+
+
 def checked(simulation: Simulation) -> Results:
     """Run with proofs, the last one of all engines that there were."""
     engines = simulation.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import ConfigError, SchedulerError
+from sim.scheduler.v1.connectors.pulling import ConsumerConnector
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
 from sim.scheduler.v1.settings import Settings
 from sim.studies.conformance import PairDriver, driver_of
 from sim.studies.conformance.driver import hosted_scheduler
 from sim.studies.conformance.random_v1 import as_workload
+from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from sim.scheduler.log.lines import Line
@@ -48,6 +51,13 @@ def request(step: int, length: int, output_len: int = 3, **more: Any) -> dict[st
 
 def told(lines: list[Line], key: str) -> list[tuple[int, str, Any]]:
     return [(line["t"], line["e"], line[key]) for line in lines if line.get(key)]
+
+
+def test_a_consumer_says_six_times_a_lease_what_it_awaits() -> None:
+    consumer = ConsumerConnector(KVTransferSettings(KVRole.CONSUMER, 30), 4)
+    assert consumer.next_heartbeat_s == inf
+    consumer.awaited[request_from_spec(spec(0, 0.0, 4, 1), 48)] = None
+    assert consumer.next_heartbeat_s == 5.0
 
 
 def test_a_prompt_is_computed_read_and_decoded() -> None:

@@ -1,0 +1,71 @@
+"""What groups of layers find of a prompt, and the units in which they look."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache.errors import CacheConfigError
+from cache.v1.block_pool import BlockPool
+from cache.v1.block_table import BlockTable, Known
+from cache.v1.groups.base import GroupTerms
+from cache.v1.groups.full import FullAttentionManager
+from cache.v1.planning import resolve_block_sizes
+from cache.v1.specs import (
+    FullAttentionSpec,
+    KVCacheGroup,
+    MambaCacheMode,
+    MambaSpec,
+)
+
+FULL = FullAttentionSpec(
+    block_size=16, page_size_bytes=1024, num_kv_heads=1, head_size=16, dtype="bfloat16"
+)
+STATE = MambaSpec(
+    block_size=64,
+    page_size_bytes=1024,
+    shapes=((16, 16),),
+    dtypes=("float32",),
+    mamba_cache_mode=MambaCacheMode.NONE,
+)
+
+
+def group(spec: FullAttentionSpec | MambaSpec) -> KVCacheGroup:
+    return KVCacheGroup(layer_names=("0",), spec=spec, bytes_per_block=1024)
+
+
+@pytest.mark.parametrize(
+    ("num_found", "num_tokens"), [(0, 0), (3, 32), (4, 64), (5, 64)]
+)
+def test_a_hit_is_cut_to_what_all_groups_can_end_at(
+    num_found: int, num_tokens: int
+) -> None:
+    """Blocks of 16 beside a group whose hits end at multiples of 32."""
+    terms = GroupTerms(
+        salt=0,
+        hash_block_size=16,
+        hit_alignment=32,
+        retention_interval=None,
+        most_admitted_blocks=None,
+    )
+    manager = FullAttentionManager(FULL, BlockPool(8, enable_caching=True), terms)
+    cached = {100 + i: f"block {i}" for i in range(num_found)}
+    found = manager.longest_hit([*range(100, 110)], 160, cached.get, 0)
+    assert found == ([*cached.values()][: num_tokens // 16], num_tokens)
+
+
+def test_states_alone_match_in_blocks_of_their_own() -> None:
+    only = [group(STATE)]
+    assert resolve_block_sizes(only, enable_prefix_caching=True) == (64, 64, 64)
+    with pytest.raises(CacheConfigError, match="prefix_match_unit must be 64; got 32"):
+        resolve_block_sizes(only, enable_prefix_caching=True, prefix_match_unit=32)
+
+
+def test_states_that_are_not_aligned_are_matched_coarsely_beside_others() -> None:
+    both = [group(FULL), group(STATE)]
+    found = resolve_block_sizes(both, enable_prefix_caching=True, prefix_match_unit=5)
+    assert found == (64, 64, 64)
+
+
+def test_nothing_of_a_new_table_was_looked_at() -> None:
+    """With blocks of one token the first is full at once."""
+    assert BlockTable(2, Known()).num_registered_tokens == 0
