@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from sim.config.tables import parse_config
 from sim.results import blocks
 from sim.results.blocks import BIN_EDGES_S, NUM_BINS, BlockTimes, DurationHistogram
+from sim.simulation.extras import recording
+from sim.simulation.run import Simulation
 from tests.identity.random_configs import draw_case
 from tests.sim.recordings import (
     RANDOM_RUNS,
@@ -29,6 +31,7 @@ from tests.sim.test_run_command import pressed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 KINDS = ("residency", "time_held", "reuse_gap")
 
@@ -253,6 +256,22 @@ def test_recorded_traffic_times_the_same_blocks_on_both_paths(trace: str) -> Non
         assert tier["evicted"] > 0
         assert tier["reuse_gap"]["count"] == tier["revived"] > 0
         assert tier["residency"]["mean_s"] > tier["time_held"]["mean_s"]
+
+
+@pytest.mark.parametrize("generation", ["cacheflow", "v0_2", "v0"])
+def test_blocks_alone_are_timed_alike_on_both_paths(
+    generation: str, tmp_path: Path
+) -> None:
+    """Without a schedule to write, decodes of earlier generations stand on a clock."""
+    config = parse_config(pressed({}, scheduler=generation))
+    found = []
+    for stepwise in (False, True):
+        simulation = Simulation(config, stepwise=stepwise)
+        with recording(simulation, ["blocks"], tmp_path):
+            simulation.run()
+        assert (simulation.path == "fast") is not stepwise
+        found.append((tmp_path / "blocks.json").read_bytes())
+    assert found[0] == found[1]
 
 
 def check_identities(recorded: Recorded) -> dict[str, Any]:

@@ -139,13 +139,18 @@ def _remedy(name: str) -> str:
     return "mend or remove the row"
 
 
+_MOST: Final = 2.0**53
+"""Up to there every whole number is one that a table holds."""
+
+
 def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:
     values = column(rows, name, where)
-    wrong = np.flatnonzero(np.isnan(values) | (values != np.floor(values)))
+    is_whole = (values == np.floor(values)) & (values <= _MOST)
+    wrong = np.flatnonzero(~is_whole)
     if len(wrong):
         raise MeasuredError(
-            f"{where}: {name} of row {wrong[0] + 1} must be a whole number; got "
-            f"{rows[name][wrong[0]]!r}: mend or remove the row"
+            f"{where}: {name} of row {wrong[0] + 1} must be a whole number up to 2^53; "
+            f"got {rows[name][wrong[0]]!r}: mend or remove the row"
         )
     return values.astype(np.int64)
 

@@ -72,6 +72,7 @@ def test_without_a_queue_arrivals_count(tmp_path: Path) -> None:
         (HEADER + "1,1,2\n", "row 1 has 3 cells, the header has 6"),
         (HEADER + "1,1,2,3,4,x\n", "output_tokens of row 1 must be a number >= 0"),
         (HEADER + "1,1,2,3,4.5,4\n", "prompt_tokens of row 1 must be a whole number"),
+        (HEADER + "1,1,2,3,1e300,4\n", "must be a whole number up to 2"),
         (HEADER + "1,1,0.5,3,4,4\n", "first_token_s of row 1 is 0.5 s, before"),
         (HEADER + "1,1,2,1.5,4,4\n", "last_token_s of row 1 is 1.5 s, before"),
         (HEADER + "1,,2,3,4,4\n", "row 1 has no arrival"),
