@@ -88,9 +88,9 @@ def _again(name: str, words: list[str], out: Path, complete: Whole) -> dict[str,
     """Go on with what there is, or begin anew; return and remove what is written."""
     kept = out.with_name(out.name + RESUMED.get(name, ""))
     if name in RESUMED and kept.exists():
-        words = [*words, "--resume"]
+        words = [*words[:-2], "--resume", *words[-2:]]
     elif out.exists():
-        words = [*words, "--overwrite"]
+        words = [*words[:-2], "--overwrite", *words[-2:]]
     found = finish(words, complete.place)
     remove(out)
     return found
