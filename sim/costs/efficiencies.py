@@ -21,7 +21,7 @@ root of their powers. Both are roots of roots, which all platforms round alike."
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What products of weights reach."""
+    """Shares of the datasheet's rates at which a GPU multiplies by weights."""
 
     bandwidth: float
     """Share of the memory's bandwidth."""
@@ -32,7 +32,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Efficiencies:
-    """What the kernels of a GPU reach, each from published tables of that kernel."""
+    """Shares of the datasheet's rates of a GPU, by kind of kernel."""
 
     products: Products
     """In 16 bits."""

@@ -1,4 +1,4 @@
-"""What may become of a replica, and what became of each."""
+"""States of the replicas of a fleet, their events, and the requests lost by them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReplicaState(Enum):
 
 
 class EventKind(Enum):
-    """What happens to a replica."""
+    """Kind of an event: a replica dies, starts, drains or changes its speed."""
 
     DIE = "die"
     """Its process ends, with all that it holds, after the step in progress."""
@@ -64,7 +64,7 @@ class ReplicaEvent:
 
 @dataclass(slots=True)
 class Toll:
-    """What a death cost."""
+    """Requests that a death interrupted: retried elsewhere, or lost."""
 
     event: ReplicaEvent
     num_retried: int = 0

@@ -1,4 +1,4 @@
-"""What a table of a profile depends on: shapes and precisions of a rank of a model."""
+"""Shapes and precisions of a model's rank, by which a profile keeps its tables."""
 
 from __future__ import annotations
 

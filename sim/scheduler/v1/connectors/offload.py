@@ -1,4 +1,4 @@
-"""What the offloading connector keeps of a request."""
+"""The offloading connector's record of a request: chunks, jobs and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Offload:
-    """What is kept of a request, from its first look-up until its last job has ended.
+    """Record of a request, from its first look-up until its last job has ended.
 
     Attributes
     ----------
