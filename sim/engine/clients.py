@@ -25,7 +25,10 @@ _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 class Server(Protocol):
     """What clients hand requests to: an engine, or what stands before several."""
 
-    env: simpy.Environment
+    @property
+    def env(self) -> simpy.Environment:
+        """The clock."""
+        ...
 
     @property
     def stop_requested(self) -> bool:

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
+import simpy
 from simpy.events import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import simpy
 
 ARRIVAL_PRIORITY = 0
 """Arrivals come before a step that ends at the same instant, ..."""
@@ -20,6 +19,35 @@ STEP_PRIORITY = 1
 """... so that the next scheduler call sees them, whatever created the events."""
 SCRAPE_PRIORITY = 2
 """Loads of engines are read when the steps of an instant have begun."""
+
+
+def step_priority(place: int) -> float:
+    """Return the priority of steps that end at one of several engines.
+
+    Those of one instant end in the order of their engines, and before anything that
+    follows from them: SimPy's own events have `STEP_PRIORITY`.
+    """
+    return STEP_PRIORITY - 1 / (place + 2)
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment that knows whose turn it is within an instant.
+
+    Attributes
+    ----------
+    turn
+        Priority of what happens now, or happened before at this instant: it never falls
+        within one, though processes begin with the least.
+    """
+
+    turn: float = ARRIVAL_PRIORITY
+
+    def step(self) -> None:
+        if self._queue:
+            time_s, turn, *_ = self._queue[0]
+            if time_s > self._now or turn > self.turn:
+                self.turn = turn
+        super().step()
 
 
 class At(Event):
@@ -43,7 +71,7 @@ class At(Event):
         If `time_s` lies in the past or is not a number (invariant 3).
     """
 
-    def __init__(self, env: simpy.Environment, time_s: float, priority: int) -> None:
+    def __init__(self, env: simpy.Environment, time_s: float, priority: float) -> None:
         if not time_s >= env._now:
             raise ValueError(f"the clock never goes back: now {env._now}, got {time_s}")
         self.env = env
@@ -55,7 +83,7 @@ class At(Event):
         heappush(queue, (time_s, priority, next(env._eid), self))
 
 
-def happen(event: Event, time_s: float, priority: int, value: object) -> None:
+def happen(event: Event, time_s: float, priority: float, value: object) -> None:
     """Let an event that was made without a time happen at an absolute one."""
     if not time_s >= event.env._now:
         raise ValueError(
@@ -66,7 +94,7 @@ def happen(event: Event, time_s: float, priority: int, value: object) -> None:
     heappush(queue, (time_s, priority, next(event.env._eid), event))
 
 
-def advance(env: simpy.Environment, time_s: float) -> bool:
+def advance(env: Clock, time_s: float) -> bool:
     """Move the clock to `time_s` without an event, if no event comes first.
 
     For a process that has nothing to wait for until then.
@@ -86,7 +114,7 @@ def advance(env: simpy.Environment, time_s: float) -> bool:
     queue: list[Any] = env._queue
     if queue and queue[0][0] <= time_s:
         return False
-    env._now = time_s
+    env._now, env.turn = time_s, ARRIVAL_PRIORITY
     return True
 
 

@@ -133,6 +133,13 @@ class Engines:
         """Call `observer` after every `every_steps` steps of the first engine."""
         self.engines[0].observe(every_steps, observer)
 
+    def observe_each(
+        self, every_steps: int, observer: Callable[[Engine], None]
+    ) -> None:
+        """Call `observer` of each engine after every `every_steps` steps of its own."""
+        for engine in self.engines:
+            engine.observe(every_steps, observer)
+
     @property
     def stop_requested(self) -> bool:
         return self._stop_requested  # asked at every arrival

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.ahead import HostQueue
-from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
+from sim.engine.clock import ARRIVAL_PRIORITY, At, advance, step_priority
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
 from sim.engine.pauses import calendar_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel
     from sim.engine.beside import Beside
+    from sim.engine.clock import Clock
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.results.recorder import Recorder
@@ -45,7 +46,6 @@ class Engine:
                         -> tokens appear -> finished requests leave -> next step
 
     It knows a scheduler and a cost model by their protocols, and no policy by name.
-    What happens in a step is written into the recorder's log.
 
     Parameters
     ----------
@@ -56,23 +56,21 @@ class Engine:
     cost_model, recorder
         The two other roles.
     arrivals
-        The workload in order of arrival, if the engine is to take it in itself, one
-        request ahead; otherwise processes submit it.
+        The workload in order of arrival, if the engine takes it in itself.
     sample
-        Lets the output of a step appear, for schedulers without a decode clock; those
-        of sequence groups need theirs.
+        Lets the output of a step appear, for schedulers without a decode clock.
     admission_check
         Whether requests that can never be served are rejected on arrival; without
         it they block the queue as they would the real engine's (invariant 7).
     horizon
         Returns a time in seconds before which nobody submits or aborts: a stretch ends
-        with the first step that ends there or later. By default, the next event of the
-        clock.
+        with the first step that ends there or later. By default, the next event.
     stepwise
         Whether every step is taken in full, whatever the scheduler keeps.
     pace
-        Says how long steps are and whether empty ones are taken, in place of the cost
-        model, for engines that step together; they take their steps one by one.
+        In place of the cost model, for engines that step together, one by one.
+    place
+        Of several engines: steps that end at one instant end in this order.
 
     Attributes
     ----------
@@ -80,7 +78,7 @@ class Engine:
         Steps taken so far.
     is_interruptible
         Whether requests may come, or be withdrawn, before the horizon: a stretch then
-        ends with the step in progress. Nothing else of it may be looked at before.
+        ends with the step in progress.
     looks_ahead
         Whether an interruptible engine may go on behind a step that ends no request
         before that has ended: where requests come at `ARRIVAL_PRIORITY` only.
@@ -89,12 +87,11 @@ class Engine:
     listeners
         Told of every step in full; steps are then taken one by one.
     batches
-        Steps in flight, where there may be several; else None.
+        Steps in flight, if there may be some.
     stop_requested
         Set it to end the run after the step in progress.
     stalled
-        Whether the run ended with a queue that nothing could move any more; happens
-        only without the admission check.
+        Whether the run ended with a queue that nothing could move any more.
     """
 
     is_interruptible = False
@@ -102,7 +99,7 @@ class Engine:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scheduler: Scheduler,
         cost_model: CostModel,
         recorder: Recorder,
@@ -114,8 +111,10 @@ class Engine:
         stepwise: bool = False,
         pace: Pace | None = None,
         beside: Beside | None = None,
+        place: int = 0,
     ) -> None:
         self.env = env
+        self._priority = step_priority(place)
         self.scheduler = scheduler
         self.cost_model = cost_model if pace is None else Unpriced()
         self.pace = pace
@@ -205,6 +204,8 @@ class Engine:
         """Call `observer` after every `every_steps` steps (progress, checks)."""
         self._observers.add(every_steps, observer, self.num_steps)
 
+    observe_each = observe
+
     # -- the loop -------------------------------------------------------------
 
     def _run(self) -> Generator[simpy.Event, Any, None]:  # noqa: PLR0912, PLR0915
@@ -216,6 +217,7 @@ class Engine:
         env, events = self.env, self.env._queue
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
+        priority = self._priority
         looks_ahead = self.looks_ahead and self.is_interruptible
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active = log.ends_s, recorder.active
@@ -223,15 +225,14 @@ class Engine:
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = scheduler.add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
-        running: Any = ()
-        waiting: Any = ()
-        if self._is_clocked:
-            running, waiting = scheduler.running, scheduler.waiting
+        queues = (
+            (scheduler.running, scheduler.waiting) if self._is_clocked else ((),) * 2
+        )
+        running, waiting = queues
         ways = way_of(self, is_clocked=self._is_clocked, stepwise=self._stepwise)
         due_steps, quiet = ways.due_steps, ways.quiet
         if quiet is not None:
-            quiet_steps, quiet_ends = quiet.most, quiet.ends_s
-            take_quiet = quiet.take
+            quiet_steps, quiet_ends, take_quiet = quiet.most, quiet.ends_s, quiet.take
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
 
@@ -283,7 +284,7 @@ class Engine:
                     last = due_steps[0] + 1
                     num_steps = quiet_steps((last if last < look else look) - step)
                 if is_unseen and not num_steps:
-                    yield At(env, now_s, STEP_PRIORITY)
+                    yield At(env, now_s, priority)
                     is_unseen = self.is_alone = False
                     continue
                 if num_steps:
@@ -353,7 +354,7 @@ class Engine:
                         if error is None or upcoming is None:
                             empty_steps.end()
                 if event_s > end_s:
-                    env._now = end_s
+                    env._now, env.turn = end_s, priority
                 elif (
                     looks_ahead
                     and not num_steps
@@ -364,7 +365,7 @@ class Engine:
                 ):
                     is_unseen = True
                 else:
-                    yield At(env, end_s, STEP_PRIORITY)
+                    yield At(env, end_s, priority)
                     self.is_alone = False
 
                 # -- tokens appear, and finished requests leave
@@ -417,7 +418,8 @@ class Engine:
             ends = ends[:-1] or ends
         if begin_s == env._now and (len(ends) == 1 or env.peek() > ends[-1]):
             return ends
-        stretch = self._wake = self._stretch = Stretch(env, ends, begin_s)
+        stretch = Stretch(env, ends, begin_s, self._priority)
+        self._wake = self._stretch = stretch
         yield stretch.end
         self._wake = self._stretch = None
         return stretch.ends_s

@@ -124,7 +124,7 @@ class Replicas(Engines):
         self._held_since_s: dict[int, float] = {}
         self.held: list[tuple[float, float]] = []
         self._again: dict[int, Request] = {}
-        self._observed: list[tuple[int, Callable[[Engine], None]]] = []
+        self._observed: list[tuple[int, Callable[[Engine], None], bool]] = []
         self._is_closed = False
         self._is_over = env.event()
         self.done = env.process(self._end())
@@ -300,8 +300,9 @@ class Replicas(Engines):
         engine = self.engines[place]
         self.ended.setdefault(place, []).append(engine)
         new = self.engines[place] = self._renew(place, engine)
-        for every_steps, observer in () if place else self._observed:
-            new.observe(every_steps, observer)
+        for every_steps, observer, is_of_each in self._observed:
+            if is_of_each or not place:
+                new.observe(every_steps, observer)
 
     def _hand_over_held(self) -> None:
         held, self._held = self._held, deque()
@@ -386,8 +387,14 @@ class Replicas(Engines):
     # -- the end --------------------------------------------------------------
 
     def observe(self, every_steps: int, observer: Callable[[Engine], None]) -> None:
-        self._observed.append((every_steps, observer))
+        self._observed.append((every_steps, observer, False))
         super().observe(every_steps, observer)
+
+    def observe_each(
+        self, every_steps: int, observer: Callable[[Engine], None]
+    ) -> None:
+        self._observed.append((every_steps, observer, True))
+        super().observe_each(every_steps, observer)
 
     def close_arrivals(self) -> None:
         """Say that nothing will arrive any more, but for what begins again."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from sim.engine.clock import STEP_PRIORITY, At
+from sim.engine.clock import At
 
 if TYPE_CHECKING:
     import simpy
+
+    from sim.engine.clock import Clock
 
 
 class Stretch:
@@ -23,6 +25,8 @@ class Stretch:
     begin_s
         When the first one begins, in seconds: now, or at the end of a step that nobody
         sees.
+    priority
+        Of the steps of this engine among what happens at one instant.
 
     Attributes
     ----------
@@ -31,24 +35,27 @@ class Stretch:
     """
 
     def __init__(
-        self, env: simpy.Environment, ends_s: list[float], begin_s: float
+        self, env: Clock, ends_s: list[float], begin_s: float, priority: float
     ) -> None:
         self._env = env
         self._begin_s = begin_s
+        self._priority = priority
         self._has_begun = begin_s == env._now
         self.ends_s = ends_s
-        self.end: simpy.Event = At(env, ends_s[-1], STEP_PRIORITY)
+        self.end: simpy.Event = At(env, ends_s[-1], priority)
 
     def succeed(self) -> None:
         """Let it end with the step in progress, as its engine has something to do."""
         now_s = self._env._now
+        had_its_turn = self._env.turn >= self._priority  # at this instant
         num_steps = 0
-        if self._has_begun or now_s > self._begin_s:
-            num_steps = bisect_left(self.ends_s, now_s) + 1
+        if self._has_begun or now_s > self._begin_s or had_its_turn:
+            passed = bisect_right if had_its_turn else bisect_left
+            num_steps = passed(self.ends_s, now_s) + 1
         if num_steps < len(self.ends_s):
             self.ends_s = self.ends_s[:num_steps]
             end_s = self.ends_s[-1] if num_steps else self._begin_s
-            sooner = At(self._env, end_s, STEP_PRIORITY)
+            sooner = At(self._env, end_s, self._priority)
             # Whoever waits for the end waits for this one from now on.
             sooner.callbacks, self.end.callbacks = self.end.callbacks, []
             self.end = sooner

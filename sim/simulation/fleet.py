@@ -8,12 +8,11 @@ from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from sim.config.plug import build
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import Load, LoadBalancer
+from sim.engine.clock import Clock
 from sim.engine.engines import Engines, Watch, horizon_of
 from sim.engine.loop import Engine
 from sim.engine.replicas import Replicas
@@ -119,7 +118,7 @@ class Fleet:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         pools: Sequence[Pool],
         recorders: RankRecorders,
         table: FleetTable,
@@ -224,7 +223,7 @@ class Fleet:
             return None
         deal = Deal(requests_of(factory, self._specs), self.router.choose)
         engines = [
-            self._engine(place, share, _never, simpy.Environment())
+            self._engine(place, share, _never, Clock())
             for place, share in enumerate(deal.shares(len(self.schedulers)))
         ]
         return EnginesApart(self.env, engines, self.router, arrivals_s(self._specs))
@@ -302,7 +301,7 @@ class Fleet:
         place: int,
         share: Iterable[Request] | None,
         horizon: Callable[[], float] | None,
-        env: simpy.Environment | None = None,
+        env: Clock | None = None,
     ) -> Engine:
         pool, scheduler = self._owners[place], self.schedulers[place]
         recorder = self._recorders.of_rank[place]
@@ -320,6 +319,7 @@ class Fleet:
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
+            place=place,
         )
         return engine
 

@@ -23,10 +23,9 @@ from sim.simulation.fleet import Fleet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import simpy
-
     from sim.config.fleet import FleetTable
     from sim.costs.base import CostModel
+    from sim.engine.clock import Clock
     from sim.engine.deciders import Decider
     from sim.engine.engines import Engines
     from sim.results.ranks import RankRecorders
@@ -54,7 +53,7 @@ class PairFleet(Fleet):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         pools: Sequence[Pool],
         recorders: RankRecorders,
         table: FleetTable,

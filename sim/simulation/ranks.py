@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sim.config.engine import EngineConfig
     from sim.costs.base import CostModel
+    from sim.engine.clock import Clock
     from sim.engine.lock_step import Rank
     from sim.engine.sampling import Sampler
     from sim.hardware.models.architecture import ModelArchitecture
@@ -72,7 +73,7 @@ def lock_step_warnings(lock: LockStep | None, cost_model: CostModel) -> list[str
 
 
 def make_engines(
-    env: simpy.Environment,
+    env: Clock,
     config: EngineConfig,
     schedulers: Sequence[Scheduler],
     *,
@@ -99,9 +100,10 @@ def make_engines(
             admission_check=config.admission_check,
             stepwise=stepwise,
             pace=pace,
+            place=place,
         )
-        for scheduler, recorder, pace in zip(
-            schedulers, recorders.of_rank, paces, strict=True
+        for place, (scheduler, recorder, pace) in enumerate(
+            zip(schedulers, recorders.of_rank, paces, strict=True)
         )
     ]
 

@@ -8,12 +8,10 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from cache.errors import PolicyError
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient
-from sim.engine.clock import garbage_collector_paused
+from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.patience import Patience, PatientClient
@@ -114,7 +112,7 @@ class Simulation:
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.schedulers = self._make_schedulers()
         self.scheduler, self.capacity = self.schedulers[0], self.pools[0].capacity
-        self.env = simpy.Environment()
+        self.env = Clock()
         self._lock_step = ranks.lock_step_of(
             config.engine, self.pools[0].model, self.env, self.cost_model
         )
@@ -272,7 +270,8 @@ class Simulation:
         on_progress
             Called every `progress_every` steps.
         check_every
-            Prove all invariants each so many steps, and at the end; 0 for never.
+            Prove all invariants of an engine each so many of its steps, and at the end;
+            0 for never.
 
         Raises
         ------
@@ -286,7 +285,8 @@ class Simulation:
         if on_progress:
             self.engine.observe(progress_every, lambda _: on_progress(self.progress()))
         if check_every:
-            self.engine.observe(check_every, lambda _: self.check())
+            # Of each when its step has ended: amid one, its queues are on the way.
+            self.engine.observe_each(check_every, _check)
         if self.engine.done.triggered:
             raise RuntimeError("a simulation runs once; make another one")
         self._run_clock()
@@ -457,6 +457,12 @@ class Simulation:
         if self._fleet is not None:
             assert isinstance(self.engine, Engines)
             self.warnings += self._fleet.late_warnings(self.engine)
+
+
+def _check(engine: Engine) -> None:
+    """Prove the invariants of an engine's structures, and that it lost no request."""
+    engine.scheduler.check()
+    engine.recorder.check(engine.scheduler)
 
 
 class _RunAtBound(Simulation):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import simpy
 
 from sim.costs.roofline import RooflineCost
+from sim.engine.clock import Clock
 from sim.engine.loop import Engine
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -35,7 +35,7 @@ def make_engine(path: str, num_running: int, *, caching: bool) -> Engine:
         "max_model_len": 8192,
         "enable_prefix_caching": caching,
     }
-    env, recorder = simpy.Environment(), Recorder()
+    env, recorder = Clock(), Recorder()
     scheduler = V1Scheduler(**settings)
     engine = Engine(env, scheduler, COST, recorder, stepwise=path == "stepwise")
     for i in range(num_running):

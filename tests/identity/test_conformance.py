@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import simpy
 
 from sim.costs.constant import ConstantCost
-from sim.engine.clock import ARRIVAL_PRIORITY, At
+from sim.engine.clock import ARRIVAL_PRIORITY, At, Clock
 from sim.engine.loop import Engine
 from sim.results.recorder import Recorder
 from sim.scheduler.v1 import V1Scheduler
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     import pandas as pd
+    import simpy
 
     from sim.results.recorder import Recording
     from sim.scheduler.request import Request
@@ -64,7 +64,7 @@ class LoggedRun:
 
     def __init__(self, workload: DecisionWorkload, *, stepwise: bool) -> None:
         given = arguments(workload)
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.recorder = Recorder()
         self.scheduler: Any = (Oracle if stepwise else V1Scheduler)(**given)
         self.engine = Engine(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from sim.costs.constant import ConstantCost
 from sim.engine.clients import FanOutClient, open_loop
+from sim.engine.clock import Clock
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.engine.sessions import SessionClient
@@ -77,7 +76,7 @@ class Run:
         max_concurrent_users: int | None = None,
         **changes: Any,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.scheduler = scheduler(**changes)
         self.recorder = Recorder()
         self.engine = Engine(

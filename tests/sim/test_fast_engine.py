@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from sim.costs.base import StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
 from sim.engine.clients import FanOutClient, open_loop
-from sim.engine.clock import At, advance
+from sim.engine.clock import At, Clock, advance
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.errors import CostError
@@ -28,6 +27,8 @@ from tests.sim.build import spec
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+
+    import simpy
 
     from sim.costs.base import CostModel
     from sim.scheduler.batch import BatchShape
@@ -84,10 +85,10 @@ class Run:
         cost_model: CostModel | None = None,
         pull: bool = False,
         check: bool = False,
-        env: simpy.Environment | None = None,
+        env: Clock | None = None,
         **changes: Any,
     ) -> None:
-        self.env = env or simpy.Environment()
+        self.env = env or Clock()
         self.recorder = Recorder()
         self.factory = Keeping(MAX_MODEL_LEN)
         client = FanOutClient(self.factory)
@@ -351,7 +352,7 @@ def test_nothing_to_pull_ends_a_run() -> None:
 
 
 def test_the_clock_moves_without_an_event_only_if_none_comes_first() -> None:
-    env = simpy.Environment()
+    env = Clock()
     env.timeout(2.0)
     assert advance(env, 1.5)
     assert env.now == 1.5

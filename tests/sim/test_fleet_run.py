@@ -140,6 +140,56 @@ def test_stepwise_it_is_the_same(kind: str) -> None:
         assert one.equals(other), name
 
 
+def sorted_tables(results: Results) -> dict[str, Any]:
+    """Return the tables of a run; steps by engine, whichever was taken first."""
+    found = tables(results)
+    order = ["engine", "step"]
+    found["steps"] = found["steps"].sort_values(order, ignore_index=True)
+    return found
+
+
+AT_ONE_INSTANT: dict[str, Any] = {
+    "sessions": SESSIONS["sessions"]
+    | {
+        "arrivals": {"kind": "burst", "burst_size": 10, "interval_s": 1.0},
+        "num_sessions": 36,
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 100},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 60},
+        "think_s": {"kind": "fixed", "value_s": 0.0},
+    },
+    "max_concurrent_users": 9,
+}
+
+
+@pytest.mark.parametrize("cost", ["roofline", "constant"])
+@pytest.mark.parametrize("kind", ["round_robin", "llm_d", "vllm_dp", "aibrix_prefix"])
+def test_what_happens_at_one_instant_has_an_order(kind: str, cost: str) -> None:
+    engine = TIGHT | {"async_scheduling": False}
+    data = data_of(engine, fleet_of(3, kind)) | {"workload": AT_ONE_INSTANT}
+    if cost == "constant":  # steps of all engines end together
+        data["cost"] = {"kind": "constant", "step_s": 0.0078125}
+    config = parse_config(data)
+    fast = sorted_tables(Simulation(config).run())
+    slow = sorted_tables(Simulation(config, stepwise=True).run())
+    checked = sorted_tables(Simulation(config).run(check_every=1))
+    for name, table in fast.items():
+        assert table.equals(slow[name]), name
+        assert table.equals(checked[name]), name
+
+
+@pytest.mark.parametrize("generation", ["v1, scheduling ahead", "v0", "sglang"])
+def test_checks_change_nothing(generation: str) -> None:
+    fleet = fleet_of(3, "sglang_cache_aware")
+    data = data_of(GENERATIONS[generation], fleet) | {"seed": 81}
+    data["cost"] = {"kind": "constant", "step_s": 0.0078125}
+    data["workload"]["synthetic"]["arrivals"] = {"kind": "constant", "rate": 128.0}
+    config = parse_config(data)
+    plain = sorted_tables(Simulation(config).run())
+    checked = sorted_tables(Simulation(config).run(check_every=1))
+    for name, table in plain.items():
+        assert table.equals(checked[name]), name
+
+
 WARMEST = '''
 class Warmest:
     """The engine that has most of a prompt, then the one after the latest."""

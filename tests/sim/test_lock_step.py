@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
 from sim.costs.linear import LinearCost
 from sim.costs.lock_step import steps_together
 from sim.engine.clients import FanOutClient, open_loop
+from sim.engine.clock import Clock
 from sim.engine.engines import Engines
 from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import DP_SYNC_INTERVAL, LockStep
@@ -75,7 +75,7 @@ def ran(
     **changes: Any,
 ) -> tuple[RankedRecording, LockStep]:
     """Serve requests by ranks in lock-step, and prove all structures at every step."""
-    env = simpy.Environment()
+    env = Clock()
     lock = LockStep(env, num_ranks, steps_together(cost_model), host=host)
     recorders = RankRecorders(
         [Recorder() for _ in lock.ranks], [rank.waits_s for rank in lock.ranks]
@@ -167,7 +167,7 @@ def test_a_wave_of_one_step_ends_at_its_end() -> None:
 def test_one_rank_is_an_engine() -> None:
     specs = [spec(i, 0.03 * i, 40 + 37 * i % 300, 1 + 13 * i % 40) for i in range(60)]
     changes = {"num_gpu_blocks": 60, "max_num_seqs": 8, "max_model_len": 800}
-    env = simpy.Environment()
+    env = Clock()
     recorder = Recorder()
     engine = Engine(env, scheduler(**changes), COST, recorder)
     env.process(open_loop(env, engine, specs, FanOutClient(RequestFactory(8192))))
@@ -269,7 +269,7 @@ def test_one_rank_ahead_is_an_engine_ahead() -> None:
     cost = OnHost(**TERMS)
     host = HostAhead(cost)
     for stepwise in (False, True):
-        env, recorder = simpy.Environment(), Recorder()
+        env, recorder = Clock(), Recorder()
         own = ahead(stepwise=stepwise, **changes)
         engine = Engine(
             env, own, host, recorder, sample=sampler_for(own), stepwise=stepwise

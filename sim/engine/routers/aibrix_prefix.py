@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
 from sim.engine.routers.block_index import prompt_hashes
-from sim.engine.routers.counting import LeastRequests
+from sim.engine.routers.counting import RandomRouter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -119,7 +119,7 @@ class BlockTable:
             last_s = self._sent_s[each]
 
 
-class AIBrixPrefix(LeastRequests):
+class AIBrixPrefix(RandomRouter):
     """The engine that knows most of the prompt, if it is not far above the mean.
 
     1. Where the most loaded engine has more than `imbalance_abs_count` requests in
@@ -167,7 +167,8 @@ class AIBrixPrefix(LeastRequests):
         hashes = prompt_hashes(request, BLOCK_TOKENS)
         self.table.forget(now_s)
         places = self.candidates(self.table.percents(hashes, self._looked_at()))
-        place = places[self._draw(len(places))] if places else super()._pick(request)
+        places = places or self._least_loaded_places()
+        place = places[self._draw(len(places))]
         self.table.add(hashes, place, now_s)
         return place
 
@@ -197,6 +198,12 @@ class AIBrixPrefix(LeastRequests):
             for place in sorted(percents)
             if (-percents[place], loads[place]) == (percent, load)
         ]
+
+    def _least_loaded_places(self) -> list[int]:
+        """Return the places with the fewest in flight."""
+        loads = self.num_in_flight
+        least = min(loads[place] for place in self.places)
+        return [place for place in self.places if loads[place] == least]
 
     def _looked_at(self) -> list[int]:
         """Return the places whose prefixes count."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel, StepCost
     from sim.engine.beside import Beside
+    from sim.engine.clock import Clock
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.engine.pipeline import StepInFlight
@@ -62,7 +63,7 @@ class EmptySteps:
 class Owner(Protocol):
     """What steps need of their engine; see `sim.engine.loop.Engine`."""
 
-    env: simpy.Environment
+    env: Clock
     scheduler: Any
     cost_model: CostModel
     recorder: Recorder
