@@ -26,6 +26,7 @@ from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
 from workloads.lengths.base import checked_tokens
+from workloads.long_arrays import Collector, parts
 from workloads.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
 from workloads.spec import RequestSpec
 from workloads.streams import Streams
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
+_DRAWN_ROWS = 1 << 20
+"""Requests whose lengths are drawn at a time: what draws them may read a trace."""
 _YEAR_S = 365 * 86_400.0
 _ONE_GAP = 0.999
 """The share of a span that is one gap where times are of two clocks."""
@@ -284,23 +287,24 @@ class SyntheticWorkload:
 
     def requests(self) -> RequestColumns:
         streams = Streams(self.seed)
-        taken_s = taken_arrivals(
+        times_s = taken_arrivals(
             self.arrivals,
             streams.generator("arrivals"),
             self.num_requests,
             self.duration_s,
             self.rate_scale,
         )
-        times_s = np.array(taken_s, dtype=np.float64)
-        del taken_s
-        u = streams.generator("prompt_tokens").random(len(times_s))
-        v = streams.generator("output_tokens").random(len(times_s))
+        rngs = [streams.generator(name) for name in _LENGTHS]
         pairs = self.length_pairs()
         method = f"{type(pairs).__name__}.pairs"
-        prompts, outputs = (
-            checked_tokens(name, tokens, u.shape, method)
-            for name, tokens in zip(_LENGTHS, pairs.pairs(u, v), strict=True)
-        )
+        columns = Collector("int64"), Collector("int64")
+        # Part by part: the same numbers as all at once.
+        for some_s in parts(times_s, _DRAWN_ROWS):
+            u, v = (rng.random(len(some_s)) for rng in rngs)
+            drawn = pairs.pairs(u, v)
+            for name, tokens, column in zip(_LENGTHS, drawn, columns, strict=True):
+                column.add(checked_tokens(name, tokens, u.shape, method))
+        prompts, outputs = (column.mapped() for column in columns)
         return RequestColumns(times_s, prompts, outputs)
 
     def length_pairs(self) -> LengthPairs:

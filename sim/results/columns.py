@@ -1,22 +1,17 @@
 """Columns that grow by chunks of arrays: a few bytes a value, not an object.
 
-Long ones lie in files that have no name, and are mapped: of millions of requests no
-column stays in memory, and pages of a file are given back when others need the room.
+Long ones lie in files (`workloads.long_arrays`).
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from sim.results.table import to_arrow, to_arrow_texts
+from sim.results.table import Coded
+from workloads.long_arrays import ArrayFile, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +20,8 @@ Array = npt.NDArray[Any]
 
 _FIRST_ROWS = 1024
 _INT32 = np.iinfo(np.int32)
-SPILLED_BYTES = 1 << 23
-"""Of a column in memory; what is longer goes to a file."""
+SPILLED_BYTES = 1 << 22
+"""Of a column in memory; what comes before goes to a file."""
 
 
 class Columns:
@@ -67,7 +62,7 @@ class _Column:
             _FIRST_ROWS, np.int32 if self._kind == np.int64 else kind
         )
         self._num_rows = 0
-        self._file: _File | None = None
+        self._file: ArrayFile | None = None
         """Rows before those in memory."""
 
     def add(self, values: Array) -> None:
@@ -92,15 +87,16 @@ class _Column:
 
     def _widen(self) -> None:
         """Give integers eight bytes."""
-        earlier = self.values() if self._file else None
         self._values = self._values.astype(self._kind)
-        if earlier is not None:
-            self._file = _File(earlier.astype(self._kind))
+        if self._file is not None:
+            narrow, self._file = self._file.mapped(), ArrayFile(self._kind)
+            for some in parts(narrow):
+                self._file.append(some)
 
     def _spill(self) -> None:
         """Move what is in memory to the end of the file."""
         if self._file is None:
-            self._file = _File()
+            self._file = ArrayFile(self._values.dtype)
         self._file.append(self._rows)
         self._num_rows = 0
 
@@ -108,35 +104,7 @@ class _Column:
         if self._file is None:
             return self._rows
         self._spill()
-        return self._file.mapped(self._values.dtype)
-
-
-class _File:
-    """A file without a name, which goes when nothing refers to it or maps it."""
-
-    def __init__(self, values: Array | None = None) -> None:
-        with tempfile.TemporaryFile() as file:
-            self._handle = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._handle)
-        if values is not None:
-            self.append(values)
-
-    def append(self, values: Array) -> None:
-        left = np.ascontiguousarray(values).view(np.uint8).data
-        while left:
-            left = left[os.write(self._handle, left) :]
-
-    def mapped(self, kind: np.dtype[Any]) -> Array:
-        """Return what there is as a read-only array."""
-        whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(whole, kind)
-
-
-def spilled(values: Array) -> Array:
-    """Return an array as it is, or from a file, if it is a long one."""
-    if values.nbytes < SPILLED_BYTES:
-        return values
-    return _File(values).mapped(values.dtype)
+        return self._file.mapped()
 
 
 def _fit(values: Array) -> bool:
@@ -162,8 +130,6 @@ class Texts:
             codes.setdefault(text, len(codes))
         return np.fromiter(map(codes.__getitem__, texts), np.int64, len(texts))
 
-    def array(self, codes: Array) -> pa.DictionaryArray:
+    def column(self, codes: Array | ArrayFile) -> Coded:
         """Return the column that `codes` stand for."""
-        return pa.DictionaryArray.from_arrays(
-            to_arrow(codes.astype(np.int32)), to_arrow_texts(list(self._codes))
-        )
+        return Coded(codes, tuple(self._codes))

@@ -11,7 +11,6 @@ import numpy as np
 from sim.results import schema
 from sim.results.recorder import Recorder, Recording
 from sim.results.step_table import spans_s
-from sim.results.table import ResultTable, to_arrow
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -128,14 +127,15 @@ class DraftRecorder(Recorder):
     def finish(self, now_s: float) -> Recording:
         recording = super().finish(now_s)
         table = recording.request_table
-        arrow, ids = table.arrow, table["request_id"]
+        ids = table["request_id"]
+        columns = {}
         self._count()
         for name, column in zip(_OF_REQUESTS, self._of_request, strict=True):
             values = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
             values[: len(column)] = column[: len(values)]
-            arrow = arrow.append_column(name, to_arrow(values[ids]))
-        kinds = dict(table.kinds) | schema.DRAFT_REQUESTS
-        return replace(recording, request_table=ResultTable(arrow, kinds))
+            columns[name] = values[ids]
+        table = table.with_columns(columns, schema.DRAFT_REQUESTS)
+        return replace(recording, request_table=table)
 
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
         """Return what was verified in a run that has ended.

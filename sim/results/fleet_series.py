@@ -9,7 +9,7 @@ import numpy as np
 from sim.results import schema
 from sim.results.columns import Texts
 from sim.results.step_table import span_columns, spans_s
-from sim.results.table import ResultTable, arrow_table
+from sim.results.table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,9 +138,8 @@ def series(
     order = np.argsort(whole["time_s"], kind="stable")
     whole = {column: values[order] for column, values in whole.items()}
     pool_of = [name for part in parts for name in part["pool"]]
-    whole["pool"] = names.array(names.encode([pool_of[i] for i in order]))
-    columns = {column: whole[column] for column in schema.FLEET}
-    return ResultTable(arrow_table(columns, schema.FLEET), schema.FLEET)
+    whole["pool"] = names.column(names.encode([pool_of[i] for i in order]))
+    return ResultTable(whole, schema.FLEET)
 
 
 def _queues(

@@ -300,7 +300,7 @@ def read_table(path: Path) -> ResultTable:
         if kind == "str":
             _check_texts(path, column.dictionary)
         columns[name] = column
-    return ResultTable(pa.table(columns), kinds)
+    return ResultTable(columns, kinds)
 
 
 def _check_texts(path: Path, texts: pa.Array) -> None:

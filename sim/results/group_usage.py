@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.table import ResultTable, arrow_table
+from sim.results.table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,8 +78,7 @@ class GroupUsage:
             "kind": np.frombuffer(self._kinds, np.int64),
             "num_blocks": np.frombuffer(self._num_blocks, np.int64),
         }
-        table = arrow_table(columns, schema.KV_CACHE_GROUPS)
-        return ResultTable(table, schema.KV_CACHE_GROUPS)
+        return ResultTable(columns, schema.KV_CACHE_GROUPS)
 
 
 def mean_blocks(rows: Any, kind: int, edges_s: Floats) -> Floats:

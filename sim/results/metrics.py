@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sim.results.schema import OF_REQUESTS, PERCENTILES, STATISTICS
 from sim.results.selection import MAX_NUM_SORTED, percentiles
+from workloads.long_arrays import chosen, collected, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,18 +29,22 @@ def is_served(statuses: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.isin(statuses, SERVED)
 
 
-def distribution_ms(name: str, values_s: Floats) -> dict[str, float | None]:
+def distribution_ms(
+    name: str, values_s: Floats, is_wanted: npt.NDArray[np.bool_] | None = None
+) -> dict[str, float | None]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Keys are those of ``vllm bench serve``; values are None where nothing was
-    measured. NaN in `values_s` is left out.
+    measured. NaN in `values_s` is left out, and so is what is not wanted.
     """
-    known = values_s[~np.isnan(values_s)]
+    is_known = ~np.isnan(values_s)
+    if is_wanted is not None:
+        is_known &= is_wanted
+    known = chosen(values_s, is_known)
     if not len(known):
         return _in_ms(name, None)
     mean = float(np.average(known))
-    squares = known - mean
-    squares *= squares
+    squares = collected(((some - mean) ** 2 for some in parts(known)), np.float64)
     std = float(np.sqrt(np.average(squares)))
     del squares
     return _in_ms(name, (mean, std, percentiles(lambda: _batches(known), PERCENTILES)))
@@ -87,7 +92,7 @@ def of_served(requests: ResultTable, names: Sequence[str]) -> dict[str, float | 
     is_served = requests.is_one_of("status", SERVED)
     found: dict[str, float | None] = {}
     for name in names:
-        found |= distribution_ms(name, requests[f"{name}_s"][is_served])
+        found |= distribution_ms(name, requests[f"{name}_s"], is_served)
     return found
 
 
@@ -100,8 +105,10 @@ def throughput(
     """
     is_served = requests.is_one_of("status", SERVED)
     completed = int(is_served.sum())
-    num_input = int(requests["num_prompt_tokens"][is_served].sum())
-    num_output = int(requests["num_generated_tokens"][is_served].sum())
+    num_input, num_output = (
+        int(requests[name].sum(where=is_served, dtype=np.int64))
+        for name in ("num_prompt_tokens", "num_generated_tokens")
+    )
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     last_arrival_s = float(requests["arrival_s"].max(initial=0.0))
     statuses = requests.counts("status")
@@ -206,7 +213,7 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
             "completed": int(rows.sum()),
         }
         for each in OF_REQUESTS:
-            facts |= distribution_ms(each.key, requests[each.column][rows])
+            facts |= distribution_ms(each.key, requests[each.column], rows)
         classes[name or unnamed] = facts
     return classes
 

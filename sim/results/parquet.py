@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sim.results.recorder import Recording
     from sim.results.step_table import Batch, StepTable
+    from sim.results.table import ResultTable
 
 _ITL_BATCH_ROWS = 4 * BATCH_ROWS
 _TYPES = {
@@ -108,12 +109,12 @@ class TableFile:
             self._file.close()
 
 
-def write_table(path: Path, table: pa.Table, kinds: Mapping[str, str]) -> None:
+def write_table(path: Path, table: ResultTable) -> None:
     """Write a whole table in row groups of `BATCH_ROWS`, and sync."""
-    with TableFile(path, kinds) as file:
-        for first in range(0, len(table), BATCH_ROWS):
-            rows = table.slice(first, BATCH_ROWS).combine_chunks()
-            file.write({name: rows.column(name).chunk(0) for name in kinds})
+    num_rows = table.num_rows
+    with TableFile(path, table.kinds) as file:
+        for first in range(0, num_rows, BATCH_ROWS):
+            file.write(table.rows(first, min(first + BATCH_ROWS, num_rows)))
 
 
 class StepsFile:

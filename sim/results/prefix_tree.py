@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.table import ResultTable, arrow_table
+from sim.results.table import ResultTable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,8 +47,7 @@ class PrefixTreeUsage:
             **{name: counts[:, at] for at, name in enumerate(names)},
             "new_token_ratio": np.frombuffer(self._ratios, np.float64),
         }
-        table = arrow_table(columns, schema.PREFIX_TREE)
-        return ResultTable(table, schema.PREFIX_TREE)
+        return ResultTable(columns, schema.PREFIX_TREE)
 
 
 def mean_between(rows: Any, name: str, edges_s: Floats) -> Floats:

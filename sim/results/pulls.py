@@ -11,7 +11,7 @@ import numpy as np
 from sim.results import schema
 from sim.results.columns import Texts
 from sim.results.metrics import distribution_ms
-from sim.results.table import ResultTable, arrow_table, to_arrow
+from sim.results.table import ResultTable
 from sim.results.transfers import busy_s
 
 if TYPE_CHECKING:
@@ -106,13 +106,9 @@ class PullLog:
         table = recording.request_table
         columns = _split(table, facts, times_s)
         columns["num_transferred_tokens"] *= self._block_size
-        arrow = table.arrow
-        for name in schema.PAIRS:
-            arrow = arrow.append_column(name, to_arrow(columns[name]))
-        kinds = dict(table.kinds) | schema.PAIRS
         return replace(
             recording,
-            request_table=ResultTable(arrow, kinds),
+            request_table=table.with_columns(columns, schema.PAIRS),
             transfer_table=self._table(facts, times_s),
         )
 
@@ -125,7 +121,7 @@ class PullLog:
         names = ["failed_pull" if failed else "pull" for failed in facts[:, 4]]
         columns: dict[str, Any] = {
             "job_id": np.arange(len(facts)),
-            "kind": kinds.array(kinds.encode(names)),
+            "kind": kinds.column(kinds.encode(names)),
             "request_id": facts[:, 0],
             "num_blocks": facts[:, 3],
             "num_tokens": facts[:, 3] * self._block_size,
@@ -137,7 +133,7 @@ class PullLog:
             "engine": facts[:, 2],
         }
         schema_of = schema.TRANSFERS | schema.PULLS
-        return ResultTable(arrow_table(columns, schema_of), schema_of)
+        return ResultTable(columns, schema_of)
 
 
 def _split(

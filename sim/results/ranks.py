@@ -318,8 +318,8 @@ def _taken(arrow: pa.Table, rows: Any, kinds: Mapping[str, str]) -> ResultTable:
         column = arrow[name].combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # none of no rows
             column = column.chunk(0)
-        columns[name] = pa.chunked_array([column.take(pa.array(rows))])
-    return ResultTable(pa.table(columns), kinds)
+        columns[name] = column.take(pa.array(rows))
+    return ResultTable(columns, kinds)
 
 
 # -- reading -------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from sim.results import schema
 from sim.results.requests import PreemptionRows, RequestRows
 from sim.results.step_log import StepLog, UnkeptLog
 from sim.results.step_table import MemorySteps, frame_of
-from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies, Streaks
 from sim.results.totals import StepTotals
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from sim.results.group_usage import GroupUsage
     from sim.results.prefix_tree import PrefixTreeUsage
     from sim.results.step_table import Batch, StepSink, StepTable
+    from sim.results.table import ResultTable
     from sim.scheduler.base import Preemption, Scheduler
     from sim.scheduler.request import Request
 
@@ -245,8 +245,8 @@ class Recorder:
         occupancy_s = self._requests.occupancy_s(self._left_s, now_s)
         return Recording(
             step_table=self.sink.close(),
-            request_table=ResultTable(self._requests.table(), schema.REQUESTS),
-            preemption_table=ResultTable(self._preemptions.table(), schema.PREEMPTIONS),
+            request_table=self._requests.table(),
+            preemption_table=self._preemptions.table(),
             totals=self._totals,
             streaks=self._requests.streaks,
             occupancy_s=occupancy_s,

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Columns, Texts, spilled
-from sim.results.table import arrow_table
+from sim.results.columns import Columns, Texts
+from sim.results.table import ResultTable
 from sim.results.tokens import Streaks
 from sim.scheduler.request import RequestStatus
+from workloads.long_arrays import Collector, chosen, parts_of, spilled, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    import pyarrow as pa
 
     from sim.results.columns import Array
     from sim.scheduler.base import Preemption
@@ -158,26 +157,28 @@ class RequestRows:
             The end; rows of requests that are there still have been added.
         """
         self._flush()
-        is_served = self._columns.values("status") < len(_SERVED)
-        gone_s = self._columns.values("finish_s")[is_served]
+        statuses, finish_s = (
+            self._columns.values(name) for name in ("status", "finish_s")
+        )
+        gone_s = chosen(finish_s, statuses < len(_SERVED))
         if len(left_s):
             gone_s = np.concatenate([gone_s, left_s])
-        gone_s.sort()
-        came_s = np.sort(self._columns.values("arrival_s"))
+        gone_s = spilled(np.sort(gone_s))
+        came_s = spilled(np.sort(self._columns.values("arrival_s")))
         return _occupancy_s(came_s, gone_s, now_s)
 
-    def table(self) -> pa.Table:
+    def table(self) -> ResultTable:
         """Return all rows, sorted by id; nothing can be added afterwards."""
         self._flush()
         request_id = self._columns.pop("request_id")
         order = np.argsort(request_id, kind="stable")
-        columns: dict[str, Any] = {"request_id": spilled(request_id[order])}
+        columns: dict[str, Any] = {"request_id": taken(request_id, order)}
         for name in (*list(_REQUEST_FACTS)[1:], "status", "reason"):
-            columns[name] = spilled(self._columns.pop(name)[order])
-        _derive(columns, self._front_end_s)
-        columns["status"] = _STATUS_TEXTS.array(columns["status"])
-        columns["reason"] = self._reasons.array(columns["reason"])
-        return arrow_table(columns, schema.REQUESTS)
+            columns[name] = taken(self._columns.pop(name), order)
+        columns |= _derived(columns, self._front_end_s)
+        columns["status"] = _STATUS_TEXTS.column(columns["status"])
+        columns["reason"] = self._reasons.column(columns["reason"])
+        return ResultTable(columns, schema.REQUESTS)
 
 
 def _occupancy_s(came_s: Array, gone_s: Array, now_s: float) -> float:
@@ -208,26 +209,45 @@ def _occupancy_s(came_s: Array, gone_s: Array, now_s: float) -> float:
     return occupancy_s if last_s is None else occupancy_s + num_there * (now_s - last_s)
 
 
-def _derive(columns: dict[str, Array], front_end_s: float) -> None:
-    """Add the columns that follow from others."""
-    num_tokens = columns.pop("num_tokens")
-    num_output = columns["num_output_tokens"] = (
-        num_tokens - columns["num_prompt_tokens"]
-    )
+_DERIVED_OF = (
+    "arrival_s",
+    "num_prompt_tokens",
+    "num_tokens",
+    "num_generated_tokens",
+    "first_scheduled_s",
+    "first_token_s",
+    "finish_s",
+)
+
+
+def _derived(columns: dict[str, Any], front_end_s: float) -> dict[str, Any]:
+    """Return the columns that follow from others, worked out part by part."""
+    found: dict[str, Collector] = {}
+    for some in parts_of(columns, _DERIVED_OF):
+        for name, values in _derived_part(some, front_end_s).items():
+            found.setdefault(name, Collector(values.dtype)).add(values)
+    return {name: collector.kept() for name, collector in found.items()}
+
+
+def _derived_part(columns: dict[str, Array], front_end_s: float) -> dict[str, Array]:
+    num_output = columns["num_tokens"] - columns["num_prompt_tokens"]
     generated = columns["num_generated_tokens"]
-    columns["num_generated_tokens"] = spilled(
-        np.where(generated == 0, num_output, generated)
-    )
     arrival_s = columns["arrival_s"]
-    columns["queue_s"] = spilled(columns["first_scheduled_s"] - arrival_s)
-    ttft_s = columns["ttft_s"] = spilled(columns["first_token_s"] - arrival_s)
-    e2el_s = columns["e2el_s"] = spilled(columns["finish_s"] - arrival_s)
+    ttft_s = columns["first_token_s"] - arrival_s
+    e2el_s = columns["finish_s"] - arrival_s
     tpot_s = np.full(len(arrival_s), np.nan)
     np.divide(e2el_s - ttft_s, num_output - 1, out=tpot_s, where=num_output > 1)
-    columns["tpot_s"] = spilled(tpot_s)
     if front_end_s:
-        for name in ("ttft_s", "e2el_s"):
-            columns[name] = spilled(columns[name] + front_end_s)
+        ttft_s += front_end_s
+        e2el_s += front_end_s
+    return {
+        "num_output_tokens": num_output,
+        "num_generated_tokens": np.where(generated == 0, num_output, generated),
+        "queue_s": columns["first_scheduled_s"] - arrival_s,
+        "ttft_s": ttft_s,
+        "e2el_s": e2el_s,
+        "tpot_s": tpot_s,
+    }
 
 
 class PreemptionRows:
@@ -270,13 +290,14 @@ class PreemptionRows:
         self._columns.add(columns)
         self._rows, self._reasons, self._modes = [], [], []
 
-    def table(self) -> pa.Table:
+    def table(self) -> ResultTable:
         """Return all rows in order; nothing can be added afterwards."""
         self._flush()
+        columns: dict[str, Any]
         columns = {name: self._columns.pop(name) for name in schema.PREEMPTIONS}
         for name, texts in self._texts.items():
-            columns[name] = texts.array(columns[name])
-        return arrow_table(columns, schema.PREEMPTIONS)
+            columns[name] = texts.column(columns[name])
+        return ResultTable(columns, schema.PREEMPTIONS)
 
 
 _ROWS = _Packer(

@@ -84,7 +84,7 @@ class Results:
         }
         tables |= {name: table for name, table in more.items() if table is not None}
         for name, table in tables.items():
-            write_table(directory / f"{name}.parquet", table.arrow, table.kinds)
+            write_table(directory / f"{name}.parquet", table)
         copy_steps(recording.step_table, directory / "steps.parquet")
         if itl:
             if isinstance(recording, RunFolder):

@@ -8,16 +8,21 @@ takes longer than many a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from workloads.long_arrays import ArrayFile, mapped, parts
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pandas as pd
+
+Array = npt.NDArray[Any]
 
 
 def to_arrow(numbers: npt.NDArray[Any] | pa.Array) -> pa.Array:
@@ -39,14 +44,23 @@ def to_arrow_texts(texts: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def arrow_table(columns: Mapping[str, Any], names: Iterable[str]) -> pa.Table:
-    """Return columns in the order of `names`: numpy or Arrow arrays, one chunk each."""
-    return pa.table({name: to_arrow(columns[name]) for name in names})
-
-
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """Return integers or floats, none of them null, as a read-only numpy array."""
     return np.from_dlpack(array)
+
+
+def _arrow(
+    column: Array | ArrayFile | Coded | pa.Array, first: int, stop: int
+) -> pa.Array:
+    """Return some rows of a column of a table."""
+    if isinstance(column, Coded):
+        codes = mapped(column.codes)[first:stop]
+        return pa.DictionaryArray.from_arrays(
+            to_arrow(codes.astype(np.int32, copy=False)), to_arrow_texts(column.texts)
+        )
+    if isinstance(column, pa.Array):
+        return column.slice(first, stop - first)
+    return to_arrow(mapped(column)[first:stop])
 
 
 def as_recorded(column: pa.Array) -> pa.Array:
@@ -71,42 +85,84 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
-class ResultTable(Mapping[str, npt.NDArray[Any]]):
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """A column of few different texts: which of `texts` stands in each row."""
+
+    codes: Array | ArrayFile
+    texts: Sequence[str]
+
+
+class ResultTable(Mapping[str, Array]):
     """Columns by name, each an array; texts come as an array of objects.
 
-    `arrow` is in one chunk; its texts are dictionaries, its integers may be shorter
-    than `kinds` says they are on disk.
+    A column in a file is mapped anew whenever it is asked for, so that what was read of
+    it is given back soon.
+
+    Parameters
+    ----------
+    columns
+        Numbers, and texts with their codes; or Arrow arrays, texts as dictionaries.
+    kinds
+        Names and types of the columns on disk; integers may be shorter in memory.
     """
 
-    def __init__(self, arrow: pa.Table, kinds: Mapping[str, str]) -> None:
-        self.arrow = arrow
+    def __init__(
+        self,
+        columns: Mapping[str, Array | ArrayFile | Coded | pa.Array],
+        kinds: Mapping[str, str],
+    ) -> None:
+        self._columns = {name: columns[name] for name in kinds}
         self.kinds = kinds
 
     @property
     def num_rows(self) -> int:
-        return int(self.arrow.num_rows)
+        first = next(iter(self._columns.values()))
+        return len(first.codes if isinstance(first, Coded) else first)
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    @property
+    def arrow(self) -> pa.Table:
+        """All of it, in one chunk."""
+        return pa.table(self.rows(0, self.num_rows))
+
+    def rows(self, first: int, stop: int) -> dict[str, pa.Array]:
+        """Return some rows of all columns."""
+        return {
+            name: _arrow(column, first, stop) for name, column in self._columns.items()
+        }
+
+    def __getitem__(self, name: str) -> Array:
         """Return a column; numbers are shared with the table."""
         if self.kinds[name] != "str":
-            return to_numpy(self.arrow[name].chunk(0))
+            return to_numpy(_arrow(self._columns[name], 0, self.num_rows))
         codes, texts = self._coded(name)
         return np.array(texts, dtype=np.object_)[codes]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.arrow.column_names)
+        return iter(self._columns)
 
     def __len__(self) -> int:
-        return len(self.arrow.column_names)
+        return len(self._columns)
 
-    def _coded(self, name: str) -> tuple[npt.NDArray[np.int32], list[str]]:
-        column = self.arrow[name].chunk(0)
-        return to_numpy(column.indices), column.dictionary.to_pylist()
+    def with_columns(
+        self, columns: Mapping[str, Array | ArrayFile | Coded], kinds: Mapping[str, str]
+    ) -> ResultTable:
+        """Return a table that has these columns behind its own."""
+        return ResultTable({**self._columns, **columns}, {**self.kinds, **kinds})
+
+    def _coded(self, name: str) -> tuple[npt.NDArray[np.int32], Sequence[str]]:
+        column = self._columns[name]
+        if isinstance(column, Coded):
+            return mapped(column.codes), column.texts
+        arrow = _arrow(column, 0, self.num_rows)
+        return to_numpy(arrow.indices), arrow.dictionary.to_pylist()
 
     def counts(self, name: str) -> dict[str, int]:
         codes, texts = self._coded(name)
-        numbers = np.bincount(codes, minlength=len(texts)).tolist()
-        return dict(zip(texts, numbers, strict=True))
+        numbers = np.zeros(len(texts), np.int64)
+        for some in parts(codes):
+            numbers += np.bincount(some, minlength=len(texts))
+        return dict(zip(texts, numbers.tolist(), strict=True))
 
     def is_one_of(self, name: str, texts: Collection[str]) -> npt.NDArray[np.bool_]:
         codes, known = self._coded(name)

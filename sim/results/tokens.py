@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sim.results.columns import Columns
 from sim.results.selection import percentiles
 from sim.results.step_table import BATCH_ROWS
+from workloads.long_arrays import spilled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,7 +129,11 @@ class InterTokenLatencies:
     def _changes(self) -> tuple[Integers, Integers]:
         """Steps, sorted, from which on one request more, or less, has a latency."""
         # A streak from step a to step b has one interval in each of a+1 .. b.
-        return np.sort(self.streaks.begin) + 1, np.sort(self.streaks.end) + 1
+        begins, ends = (
+            spilled(np.sort(steps) + 1)
+            for steps in (self.streaks.begin, self.streaks.end)
+        )
+        return begins, ends
 
     @cached_property
     def moments(self) -> tuple[int, float, float]:

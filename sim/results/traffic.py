@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results import schema
-from sim.results.columns import Texts, spilled
-from sim.results.table import ResultTable, to_arrow
+from sim.results.columns import Texts
 from workloads.columns import RequestColumns
+from workloads.long_arrays import ArrayFile, Collector, parts, taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,21 +63,24 @@ class Traffic:
         table = recording.request_table
         parents = table["parent_id"]
         columns: dict[str, Any] = {
-            name: to_arrow(spilled(_short(_taken(getattr(self, name), parents))))
+            name: _taken(_short(getattr(self, name)), parents)
             for name in ("session_id", "turn", "priority")
         }
-        columns["slo_class"] = self.slo_classes.array(_taken(self.slo_code, parents))
-        arrow = table.arrow
-        for name in schema.TRAFFIC:
-            arrow = arrow.append_column(name, columns[name])
-        kinds = dict(table.kinds) | schema.TRAFFIC
-        return replace(recording, request_table=ResultTable(arrow, kinds))
+        codes = _taken(self.slo_code, parents)
+        columns["slo_class"] = self.slo_classes.column(codes)
+        joined = table.with_columns(columns, schema.TRAFFIC)
+        return replace(recording, request_table=joined)
 
 
-def _taken(values: Integers, rows: npt.NDArray[np.integer[Any]]) -> Integers:
-    if len(values) == 1:
-        return np.full(len(rows), values[0])
-    return np.take(values, rows)
+def _taken(
+    values: npt.NDArray[np.integer[Any]], rows: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.integer[Any]] | ArrayFile:
+    if len(values) > 1:
+        return taken(values, rows)
+    collector = Collector(values.dtype)
+    for some in parts(rows):
+        collector.add(np.full(len(some), values[0]))
+    return collector.kept()
 
 
 def _short(values: Integers) -> npt.NDArray[np.integer[Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 from sim.results import schema
 from sim.results.columns import Texts
 from sim.results.recorder import Recorder, Recording
-from sim.results.table import ResultTable, arrow_table, to_arrow
+from sim.results.table import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -110,7 +110,7 @@ class TransferLog:
         facts, times_s = facts[order], times_s[order]
         columns: dict[str, Any] = {
             "job_id": facts[:, 0],
-            "kind": self._kinds.array(np.frombuffer(self._codes, np.int64)[order]),
+            "kind": self._kinds.column(np.frombuffer(self._codes, np.int64)[order]),
             "request_id": facts[:, 1],
             "num_blocks": facts[:, 2],
             "num_tokens": facts[:, 2] * self._block_size,
@@ -119,7 +119,7 @@ class TransferLog:
             "end_s": times_s[:, 1],
             "reported_s": times_s[:, 2],
         }
-        return ResultTable(arrow_table(columns, schema.TRANSFERS), schema.TRANSFERS)
+        return ResultTable(columns, schema.TRANSFERS)
 
     def tier_table(self) -> ResultTable:
         """Return a row a change of what the tier holds, in order of time."""
@@ -133,7 +133,7 @@ class TransferLog:
         for place, name in enumerate(self._behind, 3):
             columns[f"num_{name}_chunks"] = places[:, place]
         kinds = schema.TIER | dict.fromkeys([*columns][4:], "int64")
-        return ResultTable(arrow_table(columns, kinds), kinds)
+        return ResultTable(columns, kinds)
 
     def usage_at(self, times_s: Floats) -> Floats:
         """Return the share of the tier that was used at these times."""
@@ -163,7 +163,7 @@ def joined_tiers(tables: Sequence[ResultTable], shared: Collection[str]) -> Resu
         else:  # by how much each changes
             changes = [np.diff(each, prepend=0) for each in told]
             columns[name] = np.cumsum(np.concatenate(changes)[order])
-    return ResultTable(arrow_table(columns, kinds), kinds)
+    return ResultTable(columns, kinds)
 
 
 class OffloadRecorder(Recorder):
@@ -196,13 +196,10 @@ class OffloadRecorder(Recorder):
         most = max(ids.max(initial=-1), loaded.max(initial=-1))
         num_tokens = np.zeros(int(most) + 1, np.int64)
         np.add.at(num_tokens, loaded, copies["num_tokens"][is_load])
-        arrow = table.arrow.append_column(
-            "num_loaded_tokens", to_arrow(num_tokens[ids])
-        )
-        kinds = dict(table.kinds) | schema.OFFLOAD_REQUESTS
+        columns = {"num_loaded_tokens": num_tokens[ids]}
         return replace(
             recording,
-            request_table=ResultTable(arrow, kinds),
+            request_table=table.with_columns(columns, schema.OFFLOAD_REQUESTS),
             transfer_table=copies,
             tier_table=tier,
         )

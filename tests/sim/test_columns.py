@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,10 +12,12 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.results import columns, requests
-from sim.results.columns import Columns, spilled
+from sim.results.columns import Columns
 from sim.simulation.simulate import simulate
 from tests.sim.commands import files
 from tests.sim.sweep_files import tiny
+from workloads import long_arrays, workload
+from workloads.arrivals import base as arrivals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,23 +45,6 @@ def test_a_column_is_what_was_added(chunks: list[list[int]], most_bytes: int) ->
         assert grown.pop("number").tolist() == expected
 
 
-def test_long_arrays_lie_in_files_that_go() -> None:
-    short, long = np.arange(10), np.arange(columns.SPILLED_BYTES // 8)
-    assert spilled(short) is short
-    before = _open_files()
-    mapped = spilled(long)
-    assert np.array_equal(mapped, long)
-    assert not mapped.flags.owndata
-    assert len(_open_files()) > len(before)
-    del mapped
-    gc.collect()
-    assert _open_files() == before
-
-
-def _open_files() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))[:-1]
-
-
 def test_a_run_with_long_columns_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +54,10 @@ def test_a_run_with_long_columns_writes_the_same_bytes(
         simulate(parse_config(tiny())).write(out)
         monkeypatch.setattr(columns, "SPILLED_BYTES", 16)
         monkeypatch.setattr(columns, "_FIRST_ROWS", 2)
+        monkeypatch.setattr(long_arrays, "SPILLED_BYTES", 16)
+        monkeypatch.setattr(long_arrays, "PART_ROWS", 3)
+        monkeypatch.setattr(arrivals, "PART_ROWS", 3)
+        monkeypatch.setattr(workload, "_DRAWN_ROWS", 4)
         monkeypatch.setattr(requests, "_CHUNK_ROWS", 2)
         monkeypatch.setattr(requests, "_LEAST_CHUNK_ROWS", 2)
     assert files(tmp_path / "in files") == files(tmp_path / "in memory")

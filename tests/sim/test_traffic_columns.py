@@ -29,7 +29,7 @@ def joined(specs: Any, parents: list[int], **columns: Any) -> ResultTable:
     texts = pa.array(["finished_stopped", "finished_rejected"])
     arrays = {name: pa.array(values) for name, values in arrow.items()}
     arrays["status"] = pa.DictionaryArray.from_arrays(codes, texts)
-    requests = ResultTable(pa.table(arrays), kinds)
+    requests = ResultTable(arrays, kinds)
     nothing: Any = None
     recording = Recording(nothing, requests, nothing, nothing, nothing, 0.0)
     return Traffic.of(specs).joined(recording).request_table

@@ -7,16 +7,17 @@ from array import array
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import positive, whole
+from workloads._numpy import np
 from workloads.errors import WorkloadError
+from workloads.long_arrays import PART_ROWS, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
 MAX_REQUESTS = 10_000_000
-"""Most requests that one workload may hold (240 MB as columns, 4 GB as objects)."""
+"""Most requests that one workload may hold: 240 MB of columns, 4 GB of objects."""
 
 CHUNK = 4096
 """Numbers drawn at once. Part of the results: another size would draw the same numbers
@@ -77,7 +78,8 @@ def arrival_times_s(
         breaks its contract or ends too early, or if no arrival, or more than
         `MAX_REQUESTS`, fall into the duration.
     """
-    return taken_arrivals(process, rng, num_requests, duration_s, rate_scale).tolist()
+    found = taken_arrivals(process, rng, num_requests, duration_s, rate_scale)
+    return list(found.tolist())
 
 
 def taken_arrivals(
@@ -86,13 +88,16 @@ def taken_arrivals(
     num_requests: int | None = None,
     duration_s: float | None = None,
     rate_scale: float = 1.0,
-) -> array[float]:
-    """Return what `arrival_times_s` does, in 8 bytes each."""
+) -> NDArray[np.float64]:
+    """Return what `arrival_times_s` does, as an array that is `spilled`."""
     check_stop(num_requests, duration_s)
     positive("rate_scale", rate_scale, "give a factor, such as 2.0 for twice the rate")
     most = MAX_REQUESTS + 1 if num_requests is None else num_requests
     end_s = math.inf if duration_s is None else duration_s
+    taken = Collector("float64")
+    num_taken = 0
     times_s = array("d")
+    room = min(most, PART_ROWS)
     previous_s = 0.0
     for raw_s in process.times_s(rng):
         try:
@@ -105,10 +110,17 @@ def taken_arrivals(
             break
         times_s.append(time_s)
         previous_s = time_s
-        if len(times_s) == most:
-            break
-    _check_taken(len(times_s), num_requests, duration_s)
-    return times_s
+        if len(times_s) == room:
+            taken.add(np.frombuffer(times_s))
+            num_taken += room
+            times_s = array("d")
+            room = min(most - num_taken, PART_ROWS)
+            if not room:
+                break
+    if times_s:
+        taken.add(np.frombuffer(times_s))
+    _check_taken(num_taken + len(times_s), num_requests, duration_s)
+    return taken.mapped()
 
 
 def check_stop(
