@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
-from sim.errors import ConfigError
+from sim.errors import ConfigError, UserError
 from sim.simulation.workload import make_workload
 from sim.studies.planning import tasks
 from sim.studies.planning.candidates import candidates_of
@@ -128,8 +128,8 @@ class Study:
         """Return the answers, group by group; raise the first refusal as ConfigError.
 
         A run is refused for a mistake that shows only when it begins. StoppedError says
-        that the executor was stopped, RuntimeError that a run failed: a fault of ours,
-        or of a class of the user's.
+        that the executor was stopped, UserError that the process of a run died,
+        RuntimeError that a run failed: a fault of ours, or of a class of the user's.
         """
         answers = self.try_to(phase, task, groups)
         for answer in (answer for group in answers for answer in group):
@@ -192,7 +192,10 @@ def _answer(outcome: Outcome) -> Answer | str:
         return dict(outcome.summary or {})
     if outcome.status == "refused":
         return outcome.error or "refused"
-    raise RuntimeError(f"a run of the plan {outcome.status}: {outcome.error}")
+    told = f"a run of the plan {outcome.status}: {outcome.error}"
+    if outcome.status == "crashed":  # of too little memory, mostly
+        raise UserError(f"{told}; what has ended is kept: go on with --resume")
+    raise RuntimeError(told)
 
 
 def base_rate(candidate: Candidate) -> float:

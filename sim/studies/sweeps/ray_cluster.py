@@ -26,6 +26,8 @@ _AHEAD = 2
 _POLL_S = 0.1
 _COUNT_EVERY_S = 1.0
 _KNOCK_S = 5.0
+_LOST_S = 300.0
+"""How long a cluster may be without the processors that it had: others may come."""
 
 
 class RayExecutor:
@@ -65,6 +67,8 @@ class RayExecutor:
         self._going: dict[Any, tuple[Attempt, float]] = {}
         self._counted_s = -_COUNT_EVERY_S
         self._num_workers = 0
+        self._last_seen_s: float | None = None
+        """When there was a processor; None if there never was."""
 
     def __enter__(self) -> Self:
         ray = self._ray
@@ -98,6 +102,8 @@ class RayExecutor:
         ):
             self._num_workers = int(self._ray.cluster_resources().get("CPU", 0))
             self._counted_s = monotonic()
+            if self._num_workers:
+                self._last_seen_s = self._counted_s
         return self._num_workers
 
     def stop(self) -> None:
@@ -112,9 +118,21 @@ class RayExecutor:
                     return
                 self._ray.wait(list(self._going), num_returns=1, timeout=_POLL_S)
                 yield from self._collected(attempts)
+                self._check_not_lost()
             yield from self._collected(attempts)
         finally:  # nothing will ask for what is still going on
             self._give_up()
+
+    def _check_not_lost(self) -> None:
+        """Refuse to wait for ever where all nodes are gone."""
+        if self.num_workers or self._last_seen_s is None:
+            return
+        if monotonic() - self._last_seen_s > _LOST_S:
+            raise UserError(
+                f"--address: the Ray cluster at '{self._address}' has lost all its "
+                f"processors, and none came back within {_LOST_S:g} s; start nodes, "
+                f"and go on with --resume: what has ended is kept"
+            )
 
     def _give_up(self) -> None:
         for ref in self._going:

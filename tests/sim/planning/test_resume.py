@@ -16,6 +16,7 @@ from sim.studies.planning.course import Course, Expected
 from sim.studies.planning.spec import load_plan
 from sim.studies.sweeps.local import SerialExecutor
 from tests.sim.planning.plans import Stopping, small, written
+from tests.sim.sweep_files import CRASHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -225,3 +226,18 @@ def test_traffic_of_some_duration_can_be_planned(
     assert candidate["status"] == "ok", candidate["reason"]
     assert candidate["rate"]["value"] > 0
     assert candidate["rate"]["confidence"] == 0.75  # three seeds say no more
+
+
+def test_a_run_whose_process_dies_ends_a_plan_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash = tmp_path / "crash.py"
+    crash.write_text(CRASHER)
+    path = written(small(cost={"kind": f"{crash}:Crash"}), tmp_path)
+    out = tmp_path / "out"
+    words = ["plan", str(path), "--workers", "1", "--quiet", "--out", str(out)]
+    assert kvsim(words) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "a run of the plan crashed: the process that ran it died, 3 times" in told
+    assert "go on with --resume" in told
+    assert not out.exists()
