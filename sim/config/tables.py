@@ -115,8 +115,9 @@ class RunConfig(ConfigTable):
             return
         if pool.role != "serve":
             raise ValueError(
-                f"fleet: a tier behind the pools of {pool.role} engines is not built; "
-                f"remove kv_offloading_size and kv_transfer_config, or the roles"
+                f"fleet: a tier behind the pools of {pool.role} engines is not built: "
+                f"copies to the host and reads over the network share no clock; remove "
+                f"kv_offloading_size and kv_transfer_config, or the roles"
             )
         if engine.has_tier is not self.engine.has_tier:
             raise ValueError(

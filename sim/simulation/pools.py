@@ -12,6 +12,7 @@ from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
+from sim.scheduler.v1.dialect import LAST_MINOR, dialect_of
 from sim.simulation.assemble import link_warnings, make_capacity, moved_keys
 from sim.simulation.layout import frees_lone_window
 
@@ -83,6 +84,7 @@ class Pool:
         )
         yield from idle_key_warnings(config)
         yield from moved_keys(config)
+        yield from _tier_warnings(config.engine)
         if not {"interconnect", "link_bytes_per_s"} & set(config.cost):
             yield from link_warnings(config.engine, self.gpu)
 
@@ -121,6 +123,24 @@ def pools_of(config: RunConfig) -> list[Pool]:
         )
         for pool in config.fleet.pools
     ]
+
+
+def _tier_warnings(engine: EngineConfig) -> Iterator[str]:
+    """Yield what to know of a tier behind the pool of an older release."""
+    if not engine.has_tier:
+        return
+    dialect = dialect_of(engine.version)
+    if not dialect.knows_offloading:
+        yield (
+            f"what the CPU tier keeps and loads is by the rules of 0.{LAST_MINOR}, the "
+            f"rest by those of {dialect.release}: hits may differ"
+        )
+    if dialect.preempts_what_is_written and engine.schedules_ahead:
+        yield (
+            f"{dialect.release} scheduling ahead beside a tier preempts every request "
+            f"behind the one that lacks a block (vLLM issue 49674): raise "
+            f"engine_version to 0.30 or later, or set async_scheduling to false"
+        )
 
 
 def transfer_settings(pool: Pool) -> KVTransferSettings | None:

@@ -212,7 +212,7 @@ def test_a_worker_ends_jobs_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"engine_version": "0.32"}, "a CPU tier is known of 0.33 only"),
+        ({"engine_version": "0.27"}, "a CPU tier is known from 0.28 on"),
         ({"pipeline_parallel_size": 2}, "not built beside pipelines"),
     ],
 )

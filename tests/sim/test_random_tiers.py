@@ -11,6 +11,7 @@ from sim.config.tables import parse_config
 from sim.simulation.run import Simulation
 
 FEW, MANY = range(4), range(4, 104)
+RELEASES = "0.33", "0.29"  # which preempts what a step in flight writes
 
 
 def drawn(draw: Random) -> dict[str, Any]:
@@ -88,7 +89,9 @@ def drawn(draw: Random) -> dict[str, Any]:
 
 
 def prove(seed: int) -> dict[str, Any]:
-    simulation = Simulation(parse_config(drawn(Random(seed))))
+    config = drawn(Random(seed))
+    config["engine"]["engine_version"] = Random(f"release {seed}").choice(RELEASES)
+    simulation = Simulation(parse_config(config))
     result = simulation.run(check_every=1)
     rows = result.requests
     assert not rows["status"].isin(["waiting", "running", "preempted"]).any()

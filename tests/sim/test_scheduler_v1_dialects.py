@@ -454,10 +454,14 @@ def test_each_rule_begins_with_its_release() -> None:
         "knows_pipelines": 32,
         "knows_drafts": 33,
         "knows_offloading": 33,
+        "has_tiers_as_here": 28,
+        "preempts_what_is_written": 24,
     }
     for rule, minor in first.items():
         assert getattr(dialect_of(f"0.{minor}"), rule), rule
         assert not getattr(dialect_of(f"0.{minor - 1}"), rule), rule
+    assert dialect_of("0.29").preempts_what_is_written
+    assert not dialect_of("0.30").preempts_what_is_written
     assert dialect_of("0.11").skips_over_budget_heads
     assert not dialect_of("0.12").skips_over_budget_heads
     without = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cache.tiers.places import NO_INTS, as_ints
+from sim.errors import SchedulerError
 from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
 from sim.scheduler.request import RequestStatus
@@ -19,6 +20,7 @@ from sim.scheduler.v1.connectors.base import (
     TransferReport,
 )
 from sim.scheduler.v1.connectors.heads import Look
+from sim.scheduler.v1.dialect import LAST_MINOR, dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,6 +108,12 @@ class ConnectedVllmScheduler(VllmScheduler):
 
     def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
+        dialect = dialect_of(settings.engine_version)
+        if not dialect.knows_offloading:
+            raise SchedulerError(
+                f"a CPU tier is hosted of 0.{LAST_MINOR} only, got {dialect.release}; "
+                f"host another release, or leave the CPU tier out"
+            )
         self.transfers = StepTransfers()
         self.looks: list[Look] = []
         self.received: list[Request] = []

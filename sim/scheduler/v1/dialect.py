@@ -114,6 +114,15 @@ class V1Dialect:
         Whether speculative decoding is known to be as here: in 0.33.
     knows_offloading
         Whether a CPU tier is known to be stored to and loaded from as here: in 0.33.
+    has_tiers_as_here
+        Whether a CPU tier is simulated by the rules of 0.33, with a warning in others:
+        from 0.28 on, the first whose steps in flight are known.
+    preempts_what_is_written
+        Steps are scheduled ahead, a connector fills blocks, and the victim has tokens
+        in the step in flight: it is preempted all the same. Its blocks come free when
+        that step has ended, so that the next victim goes at once, down to the request
+        that needs a block. From 0.24 to 0.29 (vLLM issue 49674); from 0.30 on nobody
+        behind gets a token in that call instead (pull request 49675).
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only
@@ -135,6 +144,8 @@ class V1Dialect:
     knows_pipelines: bool
     knows_drafts: bool
     knows_offloading: bool
+    has_tiers_as_here: bool
+    preempts_what_is_written: bool
 
     def schedules_ahead(
         self, *, pipeline_parallel_size: int = 1, draft_method: str | None = None
@@ -267,4 +278,6 @@ def dialect_of(engine_version: str) -> V1Dialect:
         knows_pipelines=minor >= 32,
         knows_drafts=minor >= 33,
         knows_offloading=minor >= 33,
+        has_tiers_as_here=minor >= 28,
+        preempts_what_is_written=24 <= minor <= 29,
     )

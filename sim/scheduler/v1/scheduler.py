@@ -305,7 +305,7 @@ class Scheduler(Holdings):
         num_tokens = min(before + num_new_tokens, self._most_slots)
         while not self._extend(request, num_tokens, before):
             victim = self._victim(request)
-            if self._is_written(victim):
+            if not self.dialect.preempts_what_is_written and self._is_written(victim):
                 plan.ends = True
                 return False
             if plan.counts_decodes and victim.order < request.order:

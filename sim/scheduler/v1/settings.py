@@ -230,11 +230,13 @@ class Settings:
             )
         if self.offload is None:
             thing, remedy = "a pair of engines", "or leave the pair out"
+            is_known, since = dialect.knows_offloading, f"of 0.{LAST_MINOR} only"
         else:
             thing, remedy = "a CPU tier", "or leave the CPU tier out"
-        if not dialect.knows_offloading:
+            is_known, since = dialect.has_tiers_as_here, "from 0.28 on"
+        if not is_known:
             raise SchedulerError(
-                f"{thing} is known of 0.{LAST_MINOR} only, the engine_version is "
+                f"{thing} is known {since}, the engine_version is "
                 f"{dialect.release}; raise engine_version, {remedy}"
             )
         if self.pipeline_parallel_size > 1:

@@ -59,6 +59,10 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
     def _is_written(self, request: Request) -> bool:
         return request in self._written or request not in self.prefilling
 
+    def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
+        self._note_written((victim,))
+        super()._preempt(victim, for_request, reason)
+
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         super()._admit(request, num_hits, now_s)
         self._paused.discard(request)
