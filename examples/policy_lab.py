@@ -128,7 +128,7 @@ def traffics(trace: Path) -> dict[str, Traffic]:
         f"workload.trace.window=[{start}, {start + 580}]"
         for start in range(0, 3480, 580)
     )
-    demo = ("workload.preset.rate_scale=1.15", "workload.preset.duration_s=900")
+    demo = ("workload.preset.rate_scale=1.2", "workload.preset.duration_s=900")
     classes = (
         "workload.slo_class={gold: 0.3, bronze: 0.7}",
         "workload.priority={gold: 0, bronze: 1}",

@@ -246,7 +246,7 @@ def test_keys_and_defaults_are_those_of_the_code() -> None:
         ("`burstiness` (.*)`1.0`", r"`burstiness` \1required", "workload.gamma.burst"),
         ("`low`, `high`", "`low`", "workload.uniform.high: not on the page"),
         ("`low`, `high`", "`low`, `high`, `mid`", "workload.uniform.mid: invented"),
-        ("`0.55`", "`0.65`", "cost.roofline.allreduce_efficiency: 0.65"),
+        ("`0.45`", "`0.55`", "cost.roofline.swap_kernel_efficiency: 0.55"),
         (r"`step_s` \| number", "`step_ms` | number", "cost.constant.step_ms: inv"),
         (r"\| `seed` .*\n", "", "run..seed: not on the page"),
         (r"\| `best_of` .*\n", "", "workload..best_of: not on the page"),

@@ -77,8 +77,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
                              at least KV bytes / bandwidth
         head_s               soft(head bytes / bandwidth, 2 · head · R / peak)
                              + sampler passes over R · vocabulary logits
-        allreduce_s          2 · layers · (latency + 2 (tp-1)/tp · bytes / link), or
-                             by size and link; see `sim.costs.collectives`
+        allreduce_s          2 · layers · seconds by size and link; see
+                             `sim.costs.collectives`
         swap_s               by variant, each way; see `sim.costs.transfers`
         copy_s               fixed + 2 · bytes / bandwidth
         host_s               host, requests, latency of kernels, element-wise kernels
@@ -130,10 +130,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
     mixture: Mixture | None = field(init=False, repr=False, default=None)
     _head: WeightProduct = field(init=False, repr=False)
     _sampler_row_s: float = _derived()
-    _collectives_s: float = _derived()
-    _collective_token_s: float = _derived()
     _num_collectives: int = _derived()
-    _link: Interconnect | None = field(init=False, repr=False, default=None)
+    _link: Interconnect = field(init=False, repr=False)
     _exchange: Exchange = field(init=False, repr=False)
     _block_bytes: float = _derived()
     _swaps: Swapping = field(init=False, repr=False)
@@ -276,21 +274,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._sampler_row_s = sampled_bytes / self.gpu.memory_bandwidth_bytes_per_s
 
     def _derive_collectives(self) -> None:
-        self._exchange, tp = self.exchange(), self.tensor_parallel_size
-        if tp == 1:
-            return
+        self._exchange, self._link = self.exchange(), self.link()
         model = self.model  # one behind each mixer of tokens, one behind each MLP
-        count = model.num_attention_layers + model.num_state_layers + model.num_mlps
-        self._num_collectives = count
-        given = self.interconnect or self.link_bytes_per_s
-        if given or not self.link().has_peer_access:
-            self._link = self.link()
-        ring_bytes = (
-            2.0 * (tp - 1) / tp * self.model.hidden_size * dtype_bytes(self.model.dtype)
+        self._num_collectives = (
+            model.num_attention_layers + model.num_state_layers + model.num_mlps
         )
-        link = self.gpu.interconnect_bytes_per_s * self.allreduce_efficiency
-        self._collectives_s = count * self.allreduce_latency_s
-        self._collective_token_s = count * ring_bytes / link
 
     def _derive_copies(self) -> None:
         # every rank moves its own heads over its own link
@@ -385,8 +373,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return self._token_parts.keep(num_tokens, parts)
 
     def _allreduce_s(self, num_tokens: int) -> float:
-        if self._link is None:
-            return self._collectives_s + self._collective_token_s * num_tokens
         message = num_tokens * self.model.hidden_size * dtype_bytes(self.model.dtype)
         one_s = all_reduce_s(self._link, self.tensor_parallel_size, message)
         return self._num_collectives * one_s

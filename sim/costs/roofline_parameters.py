@@ -114,9 +114,9 @@ class RooflineParameters:
         What copying a block on the GPU reads, and writes; injected where blocks are
         those of a pool of several kinds. None: keys and values of `block_size` tokens.
     efficiencies
-        Where the next five come from that are not given: of all GPUs alike
-        (``common``), or of the chip's own kernel tables, where they were published
-        (``chip``); `sim.costs.efficiencies` has both.
+        Where the next five come from that are not given: of the chip's own kernel
+        tables, where they were published (``chip``), or of all GPUs alike
+        (``common``); `sim.costs.efficiencies` has both.
     gemm_compute_efficiency, gemm_bandwidth_efficiency
         Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
     fp8_gemm_compute_efficiency
@@ -140,14 +140,11 @@ class RooflineParameters:
         Share of bandwidth of norms, rotary embedding, activation and KV write.
     sampler_bytes_per_logit
         Memory traffic of the sampler a logit.
-    allreduce_latency_s, allreduce_efficiency
-        Seconds a collective, and the share of the link that ring traffic reaches;
-        without `interconnect`.
     interconnect, network
         Links between GPUs of a node and between nodes: names, files or mappings
-        (`load_interconnect`); injected, as the next three. With the first, collectives
-        cost what their size says (`sim.costs.collectives`); None takes the GPU's
-        datasheet and both above. None for the second is `DEFAULT_NETWORK`.
+        (`load_interconnect`); injected, as the next three. Collectives cost what their
+        size and the first say (`sim.costs.collectives`); None takes the link of the
+        GPU's datasheet (`link_of`). None for the second is `DEFAULT_NETWORK`.
     link_bytes_per_s
         What collectives of long messages reach over a node's link, one way; replaces
         the link's rate. Fitted by ``kvsim validate --fit links``.
@@ -202,7 +199,7 @@ class RooflineParameters:
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
 
-    efficiencies: Choice = field(default="common", metadata=_CHOICE)
+    efficiencies: Choice = field(default="chip", metadata=_CHOICE)
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
     launch_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
@@ -248,12 +245,6 @@ class RooflineParameters:
     )
     sampler_bytes_per_logit: float = _parameter(
         6.0, "bytes", f"per_sequence.csv, {_RTX}"
-    )
-    allreduce_latency_s: float = _parameter(
-        5e-6, "s/collective", f"custom all-reduce in CUDA graphs, {_AIC}"
-    )
-    allreduce_efficiency: float = _parameter(
-        0.55, "share", f"custom all-reduce in CUDA graphs, {_AIC}"
     )
     swap_efficiency: float = _parameter(
         0.8, "share", f"51 of 64 GB/s in long batches of 64 KiB, H100, {_SMALL_PAGES}"
@@ -432,10 +423,8 @@ class RooflineParameters:
         )
 
     def _link_told(self) -> dict[str, Any] | None:
-        """Return the link by whose size collectives are priced; None for none."""
-        has_peers = self.link().has_peer_access
-        given = self.interconnect or self.link_bytes_per_s
-        if self.tensor_parallel_size == 1 or (has_peers and not given):
+        """Return the link of collectives; None where there are none."""
+        if self.tensor_parallel_size == 1:
             return None
         if self.link_bytes_per_s is None:
             return described(self.link()) | _COLLECTIVES
@@ -449,7 +438,7 @@ class RooflineParameters:
         is_known = self.gpu.family in BY_CHIP
         return {
             "of": self.gpu.family if is_known else "common",
-            "source": CHIP_SOURCE if is_known else "no table of this chip is published",
+            "source": CHIP_SOURCE if is_known else "no table of this chip was fitted",
         }
 
     def describe(self) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from sim.config.plug import build
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.base import STEP_PARTS, StepCost
+from sim.costs.collectives import all_reduce_s
 from sim.costs.efficiencies import soft_maximum
 from sim.costs.parts import step_cost
 from sim.costs.slowed import Slowed
 from sim.errors import ConfigError
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
+from sim.hardware.interconnects import link_of
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.layers import LayerKind
@@ -84,8 +86,6 @@ BARE = {
     "mixed_decode_tile_tokens": 0,
     "elementwise_bandwidth_efficiency": 1.0,
     "sampler_bytes_per_logit": 0.0,
-    "allreduce_latency_s": 0.0,
-    "allreduce_efficiency": 1.0,
     "swap_efficiency": 1.0,
     "swap_kernel_efficiency": 1.0,
     "swap_fixed_s": 0.0,
@@ -299,7 +299,7 @@ def test_gemm_of_one_token_by_hand():
 
 def chip(name: str, **given: Any) -> RooflineCost:
     model = load_model("meta-llama/Llama-3.1-8B")
-    return RooflineCost(model=model, gpu=load_gpu(name), efficiencies="chip", **given)
+    return RooflineCost(model=model, gpu=load_gpu(name), **given)
 
 
 def test_a_chip_has_its_own_efficiencies():
@@ -318,8 +318,8 @@ def test_what_is_given_beats_the_chip():
 
 
 def test_a_chip_without_tables_has_the_efficiencies_of_all():
-    unknown, model = chip("rtx_4090"), load_model("meta-llama/Llama-3.1-8B")
-    common = RooflineCost(model=model, gpu=load_gpu("rtx_4090"))
+    unknown = chip("rtx_4090")
+    common = chip("rtx_4090", efficiencies="common")
     assert unknown.step(decodes(64, 1000)) == common.step(decodes(64, 1000))
     assert unknown.describe()["efficiencies"]["of"] == "common"
     assert "efficiencies" not in common.describe()
@@ -493,8 +493,8 @@ def test_two_ranks_halve_the_work_and_add_collectives():
     assert two.decode_attention_s == pytest.approx(one.decode_attention_s / 2)
     assert two.prefill_attention_s == pytest.approx(one.prefill_attention_s / 2)
     assert one.allreduce_s == 0.0
-    ring_s = 64 * (1088 * 4096 * 2) / (450e9 * 0.55)
-    assert two.allreduce_s == pytest.approx(64 * 5e-6 + ring_s)
+    one_s = all_reduce_s(link_of(H200), 2, 1088 * 4096 * 2)
+    assert two.allreduce_s == pytest.approx(64 * one_s)
 
 
 def test_kv_heads_are_replicated_beyond_their_number():

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs import RooflineCost
+from sim.costs.collectives import all_reduce_s
 from sim.costs.mixture import LayerGroup
 from sim.costs.pricing import steady_of
 from sim.hardware.gpus import load_gpu
+from sim.hardware.interconnects import link_of
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind, Mamba2Shape
 from sim.scheduler.batch import BatchShape
@@ -215,6 +217,6 @@ def test_layers_without_a_mixer_have_one_collective():
         state_shape=Mamba2Shape(8, 16, 32, 2, 4),
         mixed_layer_kinds=(LayerKind.MAMBA2, LayerKind.MLP, FULL),
     )
-    parameters = BARE | {"allreduce_latency_s": 1.0}
-    cost = RooflineCost(model=model, gpu=ROUND, tensor_parallel_size=2, **parameters)
-    assert cost.step(decodes(1, 10)).allreduce_s == pytest.approx(3.0, rel=1e-3)
+    cost = RooflineCost(model=model, gpu=ROUND, tensor_parallel_size=2, **BARE)
+    one_s = all_reduce_s(link_of(ROUND), 2, model.hidden_size * 2)
+    assert cost.step(decodes(1, 10)).allreduce_s == pytest.approx(3 * one_s)

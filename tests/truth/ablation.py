@@ -37,7 +37,6 @@ class Variant:
 
     name: str
     is_ahead: bool = True
-    has_link: bool = True
     has_graphs: bool = True
     has_front_end: bool = True
     cost: dict[str, Any] = field(default_factory=dict)
@@ -47,20 +46,15 @@ class Variant:
         """The table `cost`."""
         return {"kind": "roofline"} | self.cost
 
-    def engine(self, tensor_parallel_size: int) -> dict[str, Any]:
-        """Return arguments of the engine: H100s are joined by NVLink."""
-        found: dict[str, Any] = {}
-        if self.has_graphs:
-            found["cudagraph_capture_sizes"] = "release"
-        if self.has_link and tensor_parallel_size > 1:
-            found["interconnect"] = "nvlink4"
-        return found
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Arguments of the engine beside the run's own."""
+        return {"cudagraph_capture_sizes": "release"} if self.has_graphs else {}
 
 
 VARIANTS: Final = (
     Variant("all terms"),
-    Variant("all terms, efficiencies of the chip", cost={"efficiencies": "chip"}),
-    Variant("without the link: the datasheet's rate", has_link=False),
+    Variant("efficiencies of all GPUs", cost={"efficiencies": "common"}),
     Variant("without graphs: no filling up", has_graphs=False),
     Variant("without host time a request", cost={"request_overhead_s": 0.0}),
     Variant("without host time a step", cost={"step_overhead_s": 1e-9}),
@@ -77,7 +71,7 @@ def of_stages(run: StageRun, folder: Path, variant: Variant) -> list[list[float]
         variant.table,
         async_scheduling=variant.is_ahead,
         front_end=variant.has_front_end,
-        more=variant.engine(run.tensor_parallel_size),
+        more=variant.engine,
     )
     errors = run.errors(simulate(config))
     return [errors[name] for name in LATENCIES]
@@ -86,7 +80,7 @@ def of_stages(run: StageRun, folder: Path, variant: Variant) -> list[list[float]
 def of_rtx(variant: Variant) -> list[list[float]]:
     """Return the errors of the run on one RTX PRO 6000, by latency."""
     config = rtx_config(
-        variant.table, async_scheduling=variant.is_ahead, more=variant.engine(1)
+        variant.table, async_scheduling=variant.is_ahead, more=variant.engine
     )
     metrics = validate(config, read(shared(f"{RTX}/requests.csv"))).to_dict()["metrics"]
     keys = [f"{'p50' if name == 'ttft' else 'mean'}_{name}_ms" for name in LATENCIES]
@@ -95,8 +89,7 @@ def of_rtx(variant: Variant) -> list[list[float]]:
 
 def of_users(point: ClosedLoopPoint, variant: Variant) -> float:
     """Return the error of TPOT; when prompts come was not published."""
-    more = variant.engine(point.tensor_parallel_size)
-    summary = simulate(point.config(variant.table, more)).summary
+    summary = simulate(point.config(variant.table, variant.engine)).summary
     return float(100.0 * (summary["mean_tpot_ms"] / point.mean_tpot_ms - 1.0))
 
 

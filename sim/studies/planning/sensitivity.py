@@ -18,6 +18,7 @@ from sim.costs.efficiencies import efficiencies_of
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
+from sim.hardware.interconnects import link_of, load_interconnect
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Effect, cost_rank, is_noise
 from sim.studies.planning.study import SMALL_PART
@@ -50,11 +51,9 @@ _RATES = {
         "elementwise_bandwidth_efficiency",
         "copy_efficiency",
     ),
-    "interconnect": ("allreduce_efficiency",),
     "swap_bandwidth": ("swap_efficiency",),
 }
 _TIMES = {
-    "interconnect": ("allreduce_latency_s",),
     "swap_bandwidth": ("swap_call_s",),
     "host": ("step_overhead_s", "request_overhead_s", "layer_latency_s"),
 }
@@ -119,9 +118,9 @@ def _resources(candidate: Candidate) -> Iterator[Lever]:
     cost = candidate.run["cost"]
     if cost["kind"] != "roofline":
         return
+    if candidate.num_gpus > 1:
+        yield _faster_link(candidate)
     for resource in (*_RATES, "host"):
-        if resource == "interconnect" and candidate.num_gpus == 1:
-            continue
         if resource == "swap_bandwidth" and not _swaps(candidate):
             continue
         overrides = {
@@ -134,15 +133,35 @@ def _resources(candidate: Candidate) -> Iterator[Lever]:
         yield Lever(RESOURCE_WORDS[resource], "+10 %", overrides, resource)
 
 
+def _faster_link(candidate: Candidate) -> Lever:
+    engine, resource = candidate.run["engine"], "interconnect"
+    given = engine.get(resource)
+    link = (
+        link_of(load_gpu(engine["gpu"])) if given is None else load_interconnect(given)
+    )
+    fitted = candidate.run["cost"].get("link_bytes_per_s")
+    overrides: dict[str, Any] = {
+        f"engine.{resource}": asdict(link)
+        | {"bytes_per_s": link.bytes_per_s * _RELAXED, "hop_s": link.hop_s / _RELAXED}
+    }
+    if fitted is not None:
+        overrides["cost.link_bytes_per_s"] = fitted * _RELAXED
+    return Lever(RESOURCE_WORDS[resource], "+10 %", overrides, resource)
+
+
 def _value(candidate: Candidate, key: str) -> float:
     cost, gpu = candidate.run["cost"], load_gpu(candidate.run["engine"]["gpu"])
     found = cost.get(key)
     if found is None:
-        found = RooflineParameters.__dataclass_fields__[key].default
+        found = _default(key)
     if found is None:
-        choice = cost.get("efficiencies", "common")
+        choice = cost.get("efficiencies", _default("efficiencies"))
         found = efficiencies_of(gpu, choice).by_key()[key]
     return float(found)
+
+
+def _default(key: str) -> Any:
+    return RooflineParameters.__dataclass_fields__[key].default
 
 
 def _limits(candidate: Candidate) -> Iterator[Lever]:
