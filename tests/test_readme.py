@@ -91,11 +91,11 @@ def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
             f"{summary['num_preemptions']:,}",
             summary["mean_ttft_ms"] / 1e3,
         )
-    assert found[1.0][0] == "15"
-    assert "with 15 preemptions" in README.replace("\n", " ")
+    assert found[1.0][0] == "5"
+    assert "with 5 preemptions" in README.replace("\n", " ")
     assert f"makes it {found[1.15][0]}" in README.replace("\n", " ")
     assert found[1.0][1] == pytest.approx(0.4, abs=0.05)
-    assert found[1.15][1] == pytest.approx(5.7, abs=0.05)
+    assert found[1.15][1] == pytest.approx(1.6, abs=0.05)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_figures_quoted_of_other_engines_are_measured() -> None:
     }.items():
         config = load_config(ROOT / "examples/demo.yaml", overrides)
         found[name] = simulate(config).summary["num_preemptions"]
-    assert f"The first gives {found['0.11']} preemptions instead of 185" in flat
+    assert f"The first gives {found['0.11']} preemptions instead of 77" in flat
     one_by_one = ["engine.async_scheduling=false"]
     config = load_config(ROOT / "examples/demo.yaml", one_by_one)
     plain = simulate(config).summary["num_preemptions"]
