@@ -170,7 +170,7 @@ def pressed(
     data["cost"] = {"kind": "roofline"}
     data["workload"]["synthetic"] |= {
         "num_requests": 30,
-        "arrivals": {"kind": "poisson", "rate": 100.0},
+        "arrivals": {"kind": "poisson", "rate": 115.0},
         "prompt_tokens": {"kind": "uniform", "low": 10, "high": 120},
         "output_tokens": {"kind": "uniform", "low": 5, "high": 60},
     }
