@@ -36,7 +36,7 @@ results.preemptions[columns].head(5).round(1)
 # %% [markdown]
 # So the preempted suffer? Long answers are there for longer and are preempted more often,
 # so the table compares answers of about the same length: seconds from arrival to the last
-# token. They wait a little longer, but not much. And they are few.
+# token. They take some half as long again. But they are few.
 #
 # Now look at the queue below it, that is at requests which have not begun and are
 # preempted by nobody.

@@ -86,8 +86,8 @@ worth.astype(float).round(1)
 #
 # ## Does the plan hold?
 #
-# The plan wrote a configuration for each fleet. We take one replica of the cheapest, with a seed that
-# the plan has not seen, and simply run it. Below that is what the plan says of itself.
+# The plan wrote a configuration for each fleet. We take the cheapest, behind its router, with seeds
+# that the plan has not seen, and simply run it. Below that is what the plan says of itself.
 
 # %%
 from pathlib import Path
@@ -95,8 +95,8 @@ from tempfile import TemporaryDirectory
 
 cheapest = found.data["cheapest"]["meta-llama/Llama-3.1-8B"]
 with TemporaryDirectory() as folder:
-    config = Path(folder, "replica.yaml")
-    name = next(path for path in found.configs if f"{cheapest}.replica" in path)
+    config = Path(folder, "fleet.yaml")
+    name = next(path for path in found.configs if f"{cheapest}.fleet_of_" in path)
     config.write_text(found.configs[name])
     runs = [
         simulate(load_config(config, {"seed": seed})).summary
