@@ -225,10 +225,8 @@ class Engine:
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = scheduler.add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
-        queues = (
-            (scheduler.running, scheduler.waiting) if self._is_clocked else ((),) * 2
-        )
-        running, waiting = queues
+        running: Any = scheduler.running if self._is_clocked else ()
+        waiting: Any = scheduler.waiting if self._is_clocked else ()
         ways = way_of(self, is_clocked=self._is_clocked, stepwise=self._stepwise)
         due_steps, quiet = ways.due_steps, ways.quiet
         if quiet is not None:
