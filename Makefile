@@ -83,10 +83,10 @@ MUTANTS ?= 400
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants $(MUTANTS) $(WITH)
 
-# make ways PYTHONS="DIR/bin/python3.12 DIR/bin/python3.13": the same bytes of the examples on other
+# make ways WITH=--short PYTHONS="DIR/bin/python3.12 DIR/bin/python3.13": the same bytes of the examples on other
 # Pythons that have kvsim, and under other hash seeds, locales, time zones and numbers of processes.
 ways: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.identity.ways $(PYTHONS:%=--python %)
+	$(BIN)/python -m tests.identity.ways $(WITH) $(PYTHONS:%=--python %)
 
 # make scale: ten million requests, a million sessions, five million blocks, a sweep of 5,000 runs and a
 # report of a hundred million steps, each in bounded memory; SCALE=0.1 for a tenth of it.

@@ -7,9 +7,10 @@ what else a request asks for.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from workloads._checks import MAX_TOKENS, between, one_of, whole
 from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.long_arrays import parts
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
@@ -117,14 +119,18 @@ class SampledWorkload:
         if isinstance(requests, RequestColumns):
             max_tokens = _stated(requests.max_tokens, self.max_tokens)
             return replace(requests, max_tokens=max_tokens, **drawn)
-        values = zip(requests, *map(_each, drawn.values()), strict=False)
-        return [
-            request._replace(
+        # Each in its place, so that of millions there are no two copies; the list is
+        # ours, the workload may keep its own.
+        sampled = list(requests)
+        del requests
+        values = zip(*map(_each, drawn.values()), strict=False) if drawn else repeat(())
+        for place, each in zip(range(len(sampled)), values, strict=False):
+            request = sampled[place]
+            sampled[place] = request._replace(
                 max_tokens=_stated(request.max_tokens, self.max_tokens),
                 **dict(zip(drawn, each, strict=True)),
             )
-            for request, *each in values
-        ]
+        return sampled
 
     def _widths(self, num_requests: int) -> dict[str, Any]:
         if self.best_of == self.beam_width == 1:
@@ -222,7 +228,12 @@ def _where(is_so: bool | NDArray[np.bool_], yes: Any, no: Any) -> Any:
 
 def _each(value: Any) -> Iterable[Any]:
     """Return values one by one, without end if one holds for all."""
-    return value.tolist() if isinstance(value, np.ndarray) else repeat(value)
+    if not isinstance(value, np.ndarray):
+        return repeat(value)
+    if value.dtype.kind != "U":
+        return list(value.tolist())
+    # Each text would be an object of its own.
+    return map(sys.intern, chain.from_iterable(some.tolist() for some in parts(value)))
 
 
 def _stated(own: int | None, other: int | None) -> int | None:

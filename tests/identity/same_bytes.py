@@ -73,7 +73,7 @@ def cases(checkout: Path, traces: Path, back: Sequence[str]) -> Iterator[Case]:
         if options is None:
             print(f"{name}: left out, its trace is not here")
             continue
-        if path.stem.startswith("plan"):
+        if "candidates" in told:
             verb: tuple[str, ...] = (
                 "plan",
                 str(path),
@@ -82,7 +82,7 @@ def cases(checkout: Path, traces: Path, back: Sequence[str]) -> Iterator[Case]:
                 "--overwrite",
                 "--quiet",
             )
-        elif path.stem.startswith("sweep"):
+        elif "base" in told:
             verb = ("sweep", str(path), "--out", "OUT", "--quiet")
         else:
             verb = ("run", str(path), "--out", "OUT", "--overwrite", "--no-figures")

@@ -12,7 +12,7 @@ from sim.config.tables import load_config, parse_config
 from sim.simulation.simulate import simulate
 from tests.identity.random_configs import draw_case
 from tests.identity.same_bytes import cases
-from tests.identity.ways import compared, ways
+from tests.identity.ways import SHORT, compared, shortened, ways
 from tests.shared import ROOT, SHARED
 from workloads.sums import added
 
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-FEW = {
-    "agents": "workload.sessions.duration_s=60.0",
-    "deepseek_ranks": "workload.preset.num_requests=80",
-    "fleet_autoscaler": "workload.synthetic.duration_s=60.0",
-    "fleet_death": "workload.synthetic.num_requests=300",
-    "speculative_chat": "workload.synthetic.duration_s=5.0",
-    "chat_offloading": "workload.sessions.num_sessions=8",
-}
-"""Examples, and what makes each of them a short one."""
+FEW = (
+    *("agents", "deepseek_ranks", "fleet_autoscaler", "fleet_death"),
+    *("speculative_chat", "chat_offloading"),
+)
 PRODUCT = tuple(str(ROOT / name) for name in ("cache", "sim", "workloads"))
 
 
@@ -59,7 +54,7 @@ def test_no_run_adds_floats_by_the_builtin(
 ) -> None:
     """Its last digits depend on the version of Python."""
     found: set[str] = set()
-    config = load_config(ROOT / f"examples/{name}.yaml", [FEW[name]])
+    config = load_config(ROOT / f"examples/{name}.yaml", SHORT[name])
     monkeypatch.setattr(builtins, "sum", _spied(found))
     simulate(config)
     assert not found
@@ -77,7 +72,13 @@ def test_no_random_run_adds_floats_by_the_builtin(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sweep_pressure", "deepseek_ranks", "chat_sessions"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sweep_pressure", "deepseek_ranks", "chat_sessions"),
+        *("fleet_prefix", "fleet_prefill_decode", "mooncake_conversation", "plan_chat"),
+    ],
+)
 def test_an_example_writes_the_same_bytes_in_another_way(
     name: str, tmp_path: Path
 ) -> None:
@@ -86,4 +87,4 @@ def test_an_example_writes_the_same_bytes_in_another_way(
         for each in cases(ROOT, (SHARED / "traces").resolve(), ())
         if each.name == f"examples/{name}.yaml"
     )
-    assert [*compared(case, ways(), tmp_path).values()] == [[]]
+    assert [*compared(shortened(case), ways(), tmp_path).values()] == [[]]

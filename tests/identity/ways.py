@@ -4,8 +4,9 @@
 that this machine can run in a first way (this Python, hash seed 0, one process) and in
 others: this Python once more and each command given, every time with another hash seed,
 locale, time zone and number of processes. All that is written is compared byte for
-byte, but for `run.json`, which tells when and where, and the Python that is named. An
-interpreter must find kvsim's packages: the Python of another environment, or
+byte, but for `run.json`, which tells when and where, and the Python that is named. With
+``--short``, examples of `SHORT` take less of their traffic, fewer seeds or candidates.
+An interpreter must find kvsim's packages: the Python of another environment, or
 ``"env PYTHONPATH=... python3.14"``.
 """
 
@@ -16,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ from tests.identity.same_bytes import cases, differences
 from tests.shared import ROOT, SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tests.identity.same_bytes import Case
 
@@ -36,6 +37,24 @@ SURROUNDINGS: Final = (
     {"PYTHONHASHSEED": "random", "LANG": "POSIX", "OMP_NUM_THREADS": "1"},
     {"PYTHONHASHSEED": "99", "LC_ALL": "de_DE.UTF-8", "PYTHONUTF8": "0"},
 )
+SHORT: Final[Mapping[str, tuple[str, ...]]] = {
+    "agents": ("workload.sessions.duration_s=60.0",),
+    "chat_offloading": ("workload.sessions.num_sessions=8",),
+    "deepseek_ranks": ("workload.preset.num_requests=80",),
+    "fleet_autoscaler": ("workload.synthetic.duration_s=600.0",),
+    "fleet_death": ("workload.synthetic.num_requests=300",),
+    "fleet_prefill_decode": ("workload.trace.limit=300",),
+    "fleet_prefix": ("workload.trace.limit=1000",),
+    "mooncake_conversation": ("workload.trace.limit=1000",),
+    "plan_chat": (
+        "workload.resample.num_windows=4",
+        "candidates={model: [meta-llama/Llama-3.1-8B], gpu: [h100_sxm, l40s]}",
+        "search={num_seeds: 3, curve: [0.6], curve_seeds: 1}",
+        "sensitivity=null",
+    ),
+    "speculative_chat": ("workload.synthetic.duration_s=5.0",),
+}
+"""Examples, and what makes a short one of each."""
 _UNLIKE = ("run.json",)
 _PYTHON = re.compile(rb'"python": "[0-9.]+"')
 
@@ -74,6 +93,12 @@ class Way:
         )
         if done.returncode:
             sys.exit(f"{case.name} with {self}: {done.stdout}{done.stderr}")
+
+
+def shortened(case: Case) -> Case:
+    settings = SHORT.get(Path(case.name).stem, ())
+    options = (word for each in settings for word in ("--set", each))
+    return replace(case, command=(*case.command, *options))
 
 
 def ways(others: Sequence[str] = ()) -> list[Way]:
@@ -125,6 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     """Compare all cases; return how many differ somewhere."""
     parser = argparse.ArgumentParser(prog="python -m tests.identity.ways")
     parser.add_argument("names", nargs="*", help="parts of the names of examples")
+    parser.add_argument("--short", action="store_true", help="less of each")
     parser.add_argument("--python", action="append", default=[], help="others' command")
     asked = parser.parse_args(arguments)
     every = ways(asked.python)
@@ -138,7 +164,8 @@ def main(arguments: Sequence[str]) -> int:
         if not is_asked or not case.name.startswith("examples/"):
             continue
         with TemporaryDirectory(dir=place) as folder:
-            found = compared(case, every, Path(folder))
+            short = shortened(case) if asked.short else case
+            found = compared(short, every, Path(folder))
         different = [f"{way}: {'; '.join(each)}" for way, each in found.items() if each]
         num_differ += bool(different)
         print(f"{case.name}: {' | '.join(different) or 'equal'}", flush=True)

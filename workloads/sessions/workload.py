@@ -23,7 +23,7 @@ from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from workloads.spec import RequestSpec
 
@@ -104,21 +104,28 @@ class SessionWorkload:
             self.duration_s,
             self.rate_scale,
         )
-        requests: list[RequestSpec] = []
-        for request in self.sessions.requests(arrivals_s, streams):
-            _check_request(self.sessions, request, len(arrivals_s))
-            requests.append(request)
-            if len(requests) > MAX_REQUESTS:
-                raise WorkloadError(
-                    f"a workload may hold {MAX_REQUESTS} requests; these "
-                    f"{len(arrivals_s)} sessions have more; lower their number"
-                )
+        requests = in_order(self._checked(arrivals_s, streams))
         if not requests:
             raise WorkloadError(
                 f"{type(self.sessions).__name__}.requests must yield requests; got "
                 "none; mend it"
             )
-        return in_order(requests)
+        return requests
+
+    def _checked(
+        self, arrivals_s: Sequence[float], streams: Streams
+    ) -> Iterator[RequestSpec]:
+        """Yield what the sessions ask, not kept here."""
+        for number, request in enumerate(
+            self.sessions.requests(arrivals_s, streams), start=1
+        ):
+            _check_request(self.sessions, request, len(arrivals_s))
+            if number > MAX_REQUESTS:
+                raise WorkloadError(
+                    f"a workload may hold {MAX_REQUESTS} requests; these "
+                    f"{len(arrivals_s)} sessions have more; lower their number"
+                )
+            yield request
 
 
 def _check_request(kind: SessionKind, request: RequestSpec, num_sessions: int) -> None:
