@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cache.errors import CacheError
-from cache.tiers.places import NO_INTS, is_any
+from cache.tiers.places import NO_INTS, is_any, longer
 
 if TYPE_CHECKING:
     from cache.tiers.places import ChunkIndex, Ints, Mask
@@ -105,7 +105,7 @@ class RequestAccess:
         self.keys = self.cells = NO_INTS
         self.num_known = 0
         self._num_reached = 0  # leading positions that hold all of which keys are known
-        self.pages: list[int] = []
+        self.pages: list[Ints] = []
         self._is_shown: Mask = np.zeros(0, np.bool_)  # by position
         self._num_chunks = num_chunks
 
@@ -135,7 +135,7 @@ class RequestAccess:
             self.keys[first:stop] = keys
             self.num_known += stop - first
             self._num_reached = stop
-            self.pages += pages
+            self.pages.append(pages)
             return cells
         if self.num_known < len(self.cells):
             is_new = cells < 0
@@ -145,7 +145,7 @@ class RequestAccess:
                 self.keys[first:stop][is_new] = new
                 self.num_known += len(new)
                 self._num_reached = max(self._num_reached, stop)
-                self.pages += pages
+                self.pages.append(pages)
         if is_any(self.keys[first:stop] != keys):
             raise CacheError(
                 f"chunks {first} to {stop - 1} of a request have other keys than "
@@ -155,14 +155,14 @@ class RequestAccess:
 
     def _reach(self, num_chunks: int) -> None:
         """Make room for so many chunks."""
-        num_more = max(num_chunks, self._num_chunks) - len(self.cells)
+        num_known, num_chunks = len(self.cells), max(num_chunks, self._num_chunks)
         if self.num_known:
-            num_more = max(num_more, len(self.cells))
-        more = np.full(num_more, -1, np.int64)
-        self.cells = np.concatenate([self.cells, more])
-        self.keys = np.concatenate([self.keys, more])
-        is_shown = np.zeros(num_more, np.bool_)
-        self._is_shown = np.concatenate([self._is_shown, is_shown])
+            num_chunks = max(num_chunks, 2 * num_known)
+        self.cells = longer(self.cells, num_chunks, -1)
+        self.keys = longer(self.keys, num_chunks, -1)
+        is_shown = np.zeros(len(self.cells), np.bool_)
+        is_shown[:num_known] = self._is_shown
+        self._is_shown = is_shown
 
     def show(self, first: int, stop: int, among: Mask | None = None) -> Mask:
         """Note known keys; say which of them are new to the request.

@@ -297,23 +297,25 @@ class CPUTier:
         keys = as_ints(keys)
         stop = first + len(keys)
         cells = access.know(keys, first, self._index)
-        lot = Chunks(keys, self._index.places[cells], np.arange(first, stop))
-        missing = lot
+        ids = self._index.places[cells]
+        is_missing = ids < 0
+        positions = np.arange(first, stop)
         present = seen = _NOTHING
-        is_missing = lot.ids < 0
         if self._offers is None and is_all(is_missing):
             new = access.show(first, stop)
         else:
-            is_present = self._is_present(lot.ids, is_missing)
+            lot = Chunks(keys, ids, positions)
+            is_present = self._is_present(ids, is_missing)
             if self._offers is not None:
                 is_missing &= self._is_often_offered(keys, is_missing)
             new = access.show(first, stop, is_missing | is_present)
-            missing, present = lot.where(is_missing), lot.where(is_present)
+            present = lot.where(is_present)
             seen = lot.where(is_present & new)
+            keys, positions = keys[is_missing], positions[is_missing]
             cells = cells[is_missing]
-        num_missing = len(missing.ids)
+        num_missing = len(keys)
         if num_missing:
-            self.policy.store_missed(missing.keys, access)
+            self.policy.store_missed(keys, access)
         if is_any(new):
             self.policy.accessed(seen, access)
         if len(present.ids):
@@ -337,8 +339,8 @@ class CPUTier:
         self._num_holds[ids] = -1
         self._num_used += num_missing
         self._num_writing += num_missing
-        self.policy.inserted(Chunks(missing.keys, ids, missing.positions), access)
-        return PreparedStore(missing.keys, ids, evicted_ids)
+        self.policy.inserted(Chunks(keys, ids, positions), access)
+        return PreparedStore(keys, ids, evicted_ids)
 
     def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
         """Say which of a lot can be read."""
@@ -364,23 +366,29 @@ class CPUTier:
         if len(lot):
             self._num_holds[lot] -= 1
         self._index.places[self._cells[ids]] = -1
-        self._free_ids = np.concatenate([self._free_ids, ids])
+        free = self._free_ids
+        self._free_ids = np.concatenate([free, ids]) if len(free) else ids
         self._num_used -= len(ids)
         self.num_evictions += len(ids)
         return ids
 
     def _take_places(self, number: int) -> Ints:
         """Return places that were never used, then those that were left last."""
-        num_fresh = min(number, self.num_chunks - self._num_begun)
-        ids = np.arange(self._num_begun, self._num_begun + num_fresh)
+        begun, free = self._num_begun, self._free_ids
+        num_fresh = min(number, self.num_chunks - begun)
+        num_left = len(free) - number + num_fresh
+        left = free[num_left:][::-1]
+        if not num_fresh:
+            self._free_ids = free[:num_left]
+            return left
         self._num_begun += num_fresh
         self._cells = longer(self._cells, self._num_begun)
         self._num_holds = longer(self._num_holds, self._num_begun)
-        if num_fresh < number:
-            first = len(self._free_ids) - number + num_fresh
-            ids = np.concatenate([ids, self._free_ids[first:][::-1]])
-            self._free_ids = self._free_ids[:first]
-        return ids
+        ids = np.arange(begun, self._num_begun)
+        if num_fresh == number:
+            return ids
+        self._free_ids = free[:num_left]
+        return np.concatenate([ids, left])
 
     def complete_store(self, chunk_ids: Sequence[int] | Ints) -> None:
         """Let chunks be found in places that a job has written.
@@ -408,7 +416,8 @@ class CPUTier:
             self.policy.finished(
                 shown if is_all(is_there) else shown.where(is_there), access
             )
-            self._index.release(access.pages)
+            for pages in access.pages:
+                self._index.release(pages)
 
     # -- proof ----------------------------------------------------------------
 

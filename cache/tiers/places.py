@@ -46,13 +46,13 @@ class Chunks(NamedTuple):
 
 
 def is_any(mask: Mask) -> bool:
-    """Whether a mask has a True; its own method takes three times as long."""
-    return bool(np.count_nonzero(mask))
+    """Whether a mask has a True; counting them takes eight times as long."""
+    return 1 in mask.tobytes()
 
 
 def is_all(mask: Mask) -> bool:
     """Whether a mask has nothing but True."""
-    return bool(np.count_nonzero(mask) == len(mask))
+    return 0 not in mask.tobytes()
 
 
 def as_ints(numbers: Sequence[int] | Ints) -> Ints:
@@ -87,7 +87,7 @@ class ChunkIndex:
         self.places: Ints = np.full(_PAGE, -1, np.int64)
         self._rows: dict[int, int] = {}
         self._free_rows = [0]
-        self._num_holders = [0]  # by row
+        self._num_holders: Ints = np.zeros(1, np.int64)  # by row
 
     def find(self, key: int) -> int:
         """Return the place of a key, -1 if there is none."""
@@ -96,48 +96,64 @@ class ChunkIndex:
             return -1
         return int(self.places[(row << _PAGE_BITS) | (key & (_PAGE - 1))])
 
-    def hold(self, keys: Ints) -> tuple[Ints, list[int]]:
+    def hold(self, keys: Ints) -> tuple[Ints, Ints]:
         """Return the cell of each key, and what is to be handed to `release`."""
         pages = keys >> _PAGE_BITS
-        cuts = (pages[1:] != pages[:-1]).nonzero()[0]
-        cuts += 1
-        starts = np.concatenate(([0], cuts, [len(keys)]))
-        known, num_holders = self._rows, self._num_holders
-        rows: list[int] = []
-        for page in pages[starts[:-1]].tolist():
-            row = known.get(page)
-            if row is None:
-                row = known[page] = self._take_row()
-            num_holders[row] += 1
-            rows.append(row)
-        first = np.array(rows, np.int64)
-        first <<= _PAGE_BITS
-        return first.repeat(starts[1:] - starts[:-1]) + (keys & (_PAGE - 1)), rows
+        starts = (pages[1:] != pages[:-1]).nonzero()[0]
+        starts += 1
+        first = [int(pages[0]), *pages[starts].tolist()]
+        known = self._rows
+        rows = [known.get(page, -1) for page in first]
+        if -1 in rows:
+            self._take_rows(first, rows)
+        held = np.array(rows, np.int64)
+        self._num_holders[held] += 1
+        lengths = np.empty(len(rows), np.int64)
+        lengths[:-1] = starts
+        lengths[-1] = len(keys)
+        lengths[1:] -= starts
+        cells = (held << _PAGE_BITS).repeat(lengths)
+        cells += keys & (_PAGE - 1)
+        return cells, held
 
-    def release(self, rows: list[int]) -> None:
+    def release(self, rows: Ints) -> None:
         """Let go of pages."""
-        num_holders = self._num_holders
-        for row in rows:
-            num_holders[row] -= 1
+        self._num_holders[rows] -= 1
 
-    def _take_row(self) -> int:
-        if not self._free_rows:
-            self._give_up_pages()
-        return self._free_rows.pop()
+    def _take_rows(self, pages: list[int], rows: list[int]) -> None:
+        """Give a row to each page that has none (-1)."""
+        num_new, free, known = rows.count(-1), self._free_rows, self._rows
+        if len(free) < num_new:
+            self._give_up_pages({*rows})
+        while len(free) < num_new:
+            self._make_rows()
+        for place, page in enumerate(pages):
+            if page not in known:
+                known[page] = free.pop()
+            rows[place] = known[page]
 
-    def _give_up_pages(self) -> None:
-        """Free rows without a chunk or a holder; if they are few, make more."""
+    def _give_up_pages(self, wanted: set[int]) -> None:
+        """Free rows without a chunk or a holder; if they are few, make more.
+
+        Those that are wanted are about to be held.
+        """
         num_rows = len(self._num_holders)
-        latest = np.maximum.reduce(self.places.reshape(-1, _PAGE), axis=1).tolist()
-        num_holders = self._num_holders
+        latest = np.maximum.reduce(self.places.reshape(-1, _PAGE), axis=1)
+        is_idle = ((latest < 0) & (self._num_holders == 0)).tolist()
         for page, row in list(self._rows.items()):
-            if latest[row] < 0 and not num_holders[row]:
+            if is_idle[row] and row not in wanted:
                 del self._rows[page]
                 self._free_rows.append(row)
         if 2 * len(self._free_rows) < num_rows:
-            self.places = longer(self.places, 2 * len(self.places), -1)
-            self._num_holders += [0] * num_rows
-            self._free_rows += range(2 * num_rows - 1, num_rows - 1, -1)
+            self._make_rows()
+
+    def _make_rows(self) -> None:
+        """Double the table."""
+        num_rows = len(self._num_holders)
+        self.places = longer(self.places, 2 * len(self.places), -1)
+        more = np.zeros(num_rows, np.int64)
+        self._num_holders = np.concatenate([self._num_holders, more])
+        self._free_rows += range(2 * num_rows - 1, num_rows - 1, -1)
 
     def check(self) -> None:
         """Prove that each row has one page, or none and no chunk. O(n).
@@ -160,5 +176,6 @@ class ChunkIndex:
                 row,
             )
         require(
-            min(self._num_holders) >= 0, "tier: a page is let go of that nobody holds"
+            int(self._num_holders.min()) >= 0,
+            "tier: a page is let go of that nobody holds",
         )

@@ -26,7 +26,7 @@ class JobKind(Enum):
     __hash__ = object.__hash__  # keys of many look-ups; that of `Enum` is a call
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TransferJob:
     """Blocks that the workers copy.
 

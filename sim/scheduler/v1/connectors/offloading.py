@@ -209,7 +209,8 @@ class OffloadingConnector:
         keys, size = offload.keys, self._blocks_per_chunk
         if num_chunks > len(keys):
             blocks = offload.runs.block_keys(len(keys) * size, num_chunks * size)
-            offload.keys = np.concatenate([keys, blocks[size - 1 :: size]])
+            more = blocks[size - 1 :: size]
+            offload.keys = np.concatenate([keys, more]) if len(keys) else more
 
     def update_state_after_alloc(
         self, request: Request, block_ids: BlockIds, num_external_tokens: int
