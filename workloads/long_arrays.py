@@ -89,9 +89,9 @@ class Collector:
         """Return all of it, not mapped yet if it is in a file."""
         if self._file is not None:
             return self._file
-        if len(self._held) == 1:
-            return self._held[0]
-        return np.concatenate([np.empty(0, self._kind), *self._held])
+        if len(self._held) != 1:
+            self._held = [np.concatenate([np.empty(0, self._kind), *self._held])]
+        return self._held[0]
 
     def mapped(self) -> Array:
         """Return all of it as an array."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sim.results.columns import Columns
 from sim.results.selection import percentiles
 from sim.results.step_table import BATCH_ROWS
-from workloads.long_arrays import spilled
+from workloads.long_arrays import Collector, mapped, spilled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_MAX_NUM_KEPT = 1 << 20
 _FACTS = {"owner": "int64", "begin": "int64", "end": "int64"}
 
 
@@ -64,6 +63,30 @@ class Streaks:
         return self._columns.pop("end")
 
 
+class _Kept:
+    """Batches of latencies, to be looked at again: many of them lie in files."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._values = Collector("float64")
+        self._weights = Collector("int32")
+
+    def add(self, values: Floats, weights: Integers) -> None:
+        self._lengths.append(len(values))
+        self._values.add(values)
+        self._weights.add(weights)
+
+    def batches(self) -> Iterator[tuple[Floats, Integers]]:
+        """Yield the same batches: sums depend on where one begins."""
+        stops = accumulate(self._lengths)
+        for length, stop in zip(self._lengths, stops, strict=True):
+            here = slice(stop - length, stop)
+            values, weights = (
+                mapped(column.kept())[here] for column in (self._values, self._weights)
+            )
+            yield values, weights.astype(np.int64)
+
+
 class InterTokenLatencies:
     """The inter-token latencies of all served requests.
 
@@ -81,7 +104,7 @@ class InterTokenLatencies:
     def __init__(self, steps: StepTable, streaks: Streaks) -> None:
         self.steps = steps
         self.streaks = streaks
-        self._kept: list[tuple[Floats, Integers]] | None = None
+        self._kept: _Kept | None = None
 
     @property
     def values_s(self) -> Floats:
@@ -97,17 +120,12 @@ class InterTokenLatencies:
     def batches(self) -> Iterator[tuple[Floats, Integers]]:
         """Yield latencies in seconds, and how many tokens came after each."""
         if self._kept is not None:
-            yield from self._kept
+            yield from self._kept.batches()
             return
-        kept: list[tuple[Floats, Integers]] | None = []
-        num_kept = 0
+        kept = _Kept()
         for values, weights in self._read():
             yield values, weights
-            num_kept += len(values)
-            if kept is not None and num_kept <= _MAX_NUM_KEPT:
-                kept.append((values, weights))
-            else:
-                kept = None
+            kept.add(values, weights)
         self._kept = kept
 
     def _read(self) -> Iterator[tuple[Floats, Integers]]:
