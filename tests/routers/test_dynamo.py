@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import simpy
 
+from sim.engine.clock import Clock
 from sim.engine.routers.block_index import prompt_hashes
 from sim.engine.routers.dynamo_kv import DynamoKv
 from tests.sim.test_routers import request
@@ -125,7 +125,7 @@ def test_costs_and_choices_are_those_of_the_real_router(
     assert len(decisions) == len(served) == NUM_REQUESTS
     caches = Caches()
     router = DynamoKv(
-        simpy.Environment(),
+        Clock(),
         NUM_WORKERS,
         np.random.default_rng(0),
         BLOCK_SIZE,

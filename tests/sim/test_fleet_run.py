@@ -190,6 +190,15 @@ def test_checks_change_nothing(generation: str) -> None:
         assert table.equals(checked[name]), name
 
 
+def test_first_tokens_are_seen_when_they_are_there() -> None:
+    engine = TIGHT | {"async_scheduling": True}
+    data = data_of(engine, fleet_of(2, "dynamo_kv"), 90, 5.0) | {"seed": 2}
+    fast, slow = (
+        Simulation(parse_config(data), stepwise=way).run() for way in (False, True)
+    )
+    assert fast.requests.equals(slow.requests)
+
+
 WARMEST = '''
 class Warmest:
     """The engine that has most of a prompt, then the one after the latest."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
 from sim.engine.balancer import Load
+from sim.engine.clock import Clock
 from sim.engine.routers.block_index import BlockIndex, prompt_hashes
 from sim.engine.routers.counting import (
     CountingRouter,
@@ -460,9 +460,7 @@ def test_every_request_is_counted_until_it_ends() -> None:
 def test_costs_of_blocks_are_those_that_dynamo_has_logged() -> None:
     """4036/64 + 63; then 1853/64 + 28 + 63 where the first one is computed."""
     overlaps = [0, 0]
-    router = DynamoKv(
-        simpy.Environment(), 2, stream(), 64, cached_blocks=lambda _: overlaps
-    )
+    router = DynamoKv(Clock(2.0), 2, stream(), 64, cached_blocks=lambda _: overlaps)
     one, two = request(1, (1, 4036)), request(2, (2, 1853))
     assert router.costs(one, prompt_hashes(one, 64), overlaps) == [126.0625] * 2
     place = router.choose(one)
@@ -483,7 +481,7 @@ def test_costs_of_blocks_are_those_that_dynamo_has_logged() -> None:
 
 
 def test_without_events_what_was_sent_counts_for_two_minutes() -> None:
-    env = simpy.Environment()
+    env = Clock()
     router = DynamoKv(env, 2, stream(), 64, None, use_kv_events=False)
     place = router.choose(request(1, (1, 256)))
     assert router.cached_tokens(request(2, (1, 256)))[place] == 256

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import exp, isnan
+from math import exp
 from typing import TYPE_CHECKING, Final
 
+from sim.engine.clock import ARRIVAL_PRIORITY
 from sim.engine.routers.block_index import prompt_hashes
 from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
-    import simpy
 
+    from sim.engine.clock import Clock
     from sim.scheduler.request import Request
 
 FORGOTTEN_AFTER_S: Final = 120.0
@@ -79,7 +80,7 @@ class DynamoKv(RandomRouter):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         num_engines: int,
         stream: np.random.Generator,
         block_size: int,
@@ -133,9 +134,12 @@ class DynamoKv(RandomRouter):
 
     def num_computing(self, place: int) -> int:
         """Return the tokens of prompts at an engine that are not computed."""
-        computing = self._computing[place]
+        computing, env = self._computing[place], self._env
         for number, sent in [*computing.items()]:
-            if not isnan(sent.request.first_token_s):
+            first_token_s = sent.request.first_token_s  # known before, amid quiet steps
+            if first_token_s < env.now or (
+                first_token_s == env.now and env.turn > ARRIVAL_PRIORITY
+            ):
                 del computing[number]
         return sum(sent.num_new_tokens for sent in computing.values())
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sim.engine.pipeline import StepInFlight
+    from sim.engine.sampling import AheadCalendar
     from sim.engine.steps.base import Owner, Steps
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
@@ -61,12 +62,13 @@ class AheadSteps(ClockedSteps):
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
         scheduler, model, log = self._scheduler, self._owner.cost_model, self._log
         decode_ends = decode_ends_of(model) if self._pace else self._batches.decode_ends
-        self._ahead = AheadQuietSteps(
+        quiet = AheadQuietSteps(
             *(scheduler.clock, scheduler.tables, most, scheduler.advance),
             *(decode_ends, model, self._owner.recorder),
         )
-        self._ahead.log_ends = log.turns_s.extend
-        return self._ahead
+        quiet.log_ends = log.turns_s.extend
+        quiet.calendar = self._calendar
+        return quiet
 
     def look(self) -> Steps:
         self.drains = not self._has_work()
@@ -76,7 +78,6 @@ class AheadSteps(ClockedSteps):
     def take(self, step: int, now_s: float) -> float:
         self._batch = None
         super().take(step, now_s)
-        self._ahead.first_end_s = None
         has_requests = bool(self._running or self._waiting)
         entered: tuple[float, float, float] = self._batches.enter(
             now_s, self.shape, has_requests
@@ -118,8 +119,7 @@ class AheadSteps(ClockedSteps):
         if self._end_step is not None:
             self._end_step()
         if calendar.begun:
-            first_end_s = self._ahead.first_end_s
-            calendar.note_first_tokens(end_s if first_end_s is None else first_end_s)
+            calendar.note_first_tokens(end_s)
         finished: list[Request] = []
         if calendar.aside:
             set_aside = calendar.arrive(step, end_s)
@@ -144,12 +144,12 @@ class AheadQuietSteps(QuietSteps):
 
     Attributes
     ----------
-    first_end_s
-        That end, in seconds; None if a step in full was taken since.
+    calendar
+        Is told of that end, which a router may ask for before the last one.
     """
 
     may_meet = True
-    first_end_s: float | None = None
+    calendar: AheadCalendar
 
     def take(
         self,
@@ -160,7 +160,8 @@ class AheadQuietSteps(QuietSteps):
         ends_s: list[float] | None = None,
     ) -> list[float]:
         ends_s = super().take(step, num_steps, now_s, until_s, ends_s)
-        self.first_end_s = ends_s[0]
+        if self.calendar.begun:
+            self.calendar.note_first_tokens(ends_s[0])
         return ends_s
 
 
