@@ -110,8 +110,12 @@ def _formula_total(model: FormulaCost) -> BatchTotal:
 
 
 def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
-    """Return what makes the `DecodeEnds` of so many decodes, at least 1."""
-    kept: Memo[DecodeEnds] = Memo()
+    """Return what makes the `DecodeEnds` of so many decodes, at least 1.
+
+    A model with `kept_ends` keeps them for all engines whose steps it prices.
+    """
+    found: Memo[DecodeEnds] | None = getattr(cost_model, "kept_ends", None)
+    kept = Memo() if found is None else found
 
     def decode_ends(num_decodes: int) -> DecodeEnds:
         return kept.get(num_decodes) or kept.keep(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
 
+from sim.costs.base import DecodeEnds  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.collectives import all_reduce_s
 from sim.costs.efficiencies import WeightProduct
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
@@ -140,6 +141,9 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _elementwise_token_s: float = _derived()
     _token_parts: Memo[tuple[float, float, float]] = field(
         init=False, repr=False, default_factory=Memo
+    )
+    kept_ends: Memo[DecodeEnds] = field(
+        init=False, repr=False, compare=False, default_factory=Memo
     )
     _row_parts: Memo[tuple[float, float]] = field(
         init=False, repr=False, default_factory=Memo

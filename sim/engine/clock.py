@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from heapq import heappush
+from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -41,6 +42,38 @@ class Clock(simpy.Environment):
     """
 
     turn: float = ARRIVAL_PRIORITY
+
+    def __init__(self, initial_time: float = 0.0) -> None:
+        super().__init__(initial_time)
+        self._last = Event(self)
+
+    def next_s(self) -> float:
+        """Return when something happens next, in seconds."""
+        queue = self._queue
+        while queue and not queue[0][3].callbacks:
+            heappop(queue)  # an end that comes sooner now
+        return queue[0][0] if queue else inf
+
+    def run_to(self, time_s: float, priority: float) -> None:
+        """Let all happen until a time, and at that up to a priority."""
+        queue: list[Any] = self._queue
+        if not queue or queue[0][:2] > (time_s, priority):
+            self._now, self.turn = time_s, priority
+            return
+        last = self._last
+        heappush(queue, (time_s, priority, next(self._eid), last))
+        while True:
+            now_s, turn, _, event = heappop(queue)
+            if now_s > self._now or turn > self.turn:
+                self.turn = turn
+            self._now = now_s
+            if event is last:
+                return
+            callbacks, event.callbacks = event.callbacks, None
+            for callback in callbacks:
+                callback(event)
+            if not (event._ok or hasattr(event, "_defused")):
+                raise event._value
 
     def step(self) -> None:
         if self._queue:

@@ -88,6 +88,8 @@ class Engine:
         Told of every step in full; steps are then taken one by one.
     batches
         Steps in flight, if there may be some.
+    stretch
+        Quiet steps in progress, not written down.
     stop_requested
         Set it to end the run after the step in progress.
     stalled
@@ -158,7 +160,7 @@ class Engine:
         self._arrivals_closed = arrivals is not None
         self._actions: list[Callable[[], object]] = []  # between two steps
         self._wake: simpy.Event | Stretch | None = None  # while it waits
-        self._stretch: Stretch | None = None  # in progress, not written down
+        self.stretch: Stretch | None = None
         if beside is not None:
             beside.wake = self._wake_up
             if self.batches is not None:
@@ -169,12 +171,18 @@ class Engine:
 
     # -- the client's side ----------------------------------------------------
 
+    def may_reject(self, request: Request) -> bool:
+        most = self._num_unquestioned_tokens
+        return request.num_prompt_tokens >= most or request.max_num_tokens > most
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._wake is not None
+
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         self.recorder.arrived(request)
-        most, error = self._num_unquestioned_tokens, None
-        if request.num_prompt_tokens >= most or request.max_num_tokens > most:
-            error = self._admission_error(request)
+        error = self._admission_error(request) if self.may_reject(request) else None
         if error is None:
             self.scheduler.add_request(request)
             self._wake_up()
@@ -417,20 +425,10 @@ class Engine:
         if begin_s == env._now and (len(ends) == 1 or env.peek() > ends[-1]):
             return ends
         stretch = Stretch(env, ends, begin_s, self._priority)
-        self._wake = self._stretch = stretch
+        self._wake = self.stretch = stretch
         yield stretch.end
-        self._wake = self._stretch = None
+        self._wake = self.stretch = None
         return stretch.ends_s
-
-    def kv_cache_usage(self) -> float:
-        """Return the share of blocks in use, as the steps that have begun left it."""
-        scheduler: Any = self.scheduler
-        stretch = self._stretch
-        if stretch is not None and getattr(scheduler, "foresees_usage", False):
-            after: float = scheduler.usage_after(stretch.num_begun())
-            return after
-        usage: float = scheduler.cache_usage().kv_cache_usage
-        return usage
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for an arrival of its own, for what runs beside, or to be woken."""

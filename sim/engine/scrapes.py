@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import floor, inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sim.engine.balancer import Load
 from sim.engine.clock import SCRAPE_PRIORITY, At
 
 if TYPE_CHECKING:
@@ -12,7 +13,18 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.balancer import Load
+    from sim.engine.loop import Engine
+
+
+def load_of(engine: Engine) -> Load:
+    """Return what an engine tells of itself, as the steps that have begun left it."""
+    scheduler: Any = engine.scheduler
+    stretch = engine.stretch
+    if stretch is not None and getattr(scheduler, "foresees_usage", False):
+        usage = scheduler.usage_after(stretch.num_begun())
+    else:
+        usage = scheduler.cache_usage().kv_cache_usage
+    return Load(scheduler.num_waiting, scheduler.num_running, usage)
 
 
 class Hearer(Protocol):

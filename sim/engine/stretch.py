@@ -60,6 +60,12 @@ class Stretch:
             sooner.callbacks, self.end.callbacks = self.end.callbacks, []
             self.end = sooner
 
+    def end_of_step(self, time_s: float) -> float:
+        """Return when the step ends that is in progress when something comes then."""
+        if not self._has_begun and time_s <= self._begin_s:
+            return self._begin_s
+        return self.ends_s[min(bisect_left(self.ends_s, time_s), len(self.ends_s) - 1)]
+
     def num_begun(self) -> int:
         """Return how many steps have begun, when those of this instant have."""
         now_s = self._env._now

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from sim.config.plug import build
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
-from sim.engine.balancer import Load, LoadBalancer
+from sim.engine.balancer import LoadBalancer
 from sim.engine.clock import Clock
 from sim.engine.engines import Engines, Watch, horizon_of
+from sim.engine.lookahead import BetweenScrapes, ByEnds
 from sim.engine.loop import Engine
 from sim.engine.replicas import Replicas
 from sim.engine.requests import requests_of
 from sim.engine.roster import EventKind, ReplicaEvent
 from sim.engine.routers import BLIND, BY_PREFIX, ROUTERS
-from sim.engine.scrapes import Scrapes
+from sim.engine.scrapes import Scrapes, load_of
 from sim.errors import ConfigError
 from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from sim.config.fleet import EventTable, FleetTable
     from sim.costs.base import CostModel
+    from sim.engine.balancer import Load
     from sim.engine.beside import Beside
     from sim.engine.replicas import Scaler
     from sim.engine.requests import RequestFactory
@@ -202,31 +204,54 @@ class Fleet:
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:
         """Read what engines, all by default, would tell of themselves now."""
         engines = self._running
-        return [
-            Load(
-                (scheduler := engines[place].scheduler).num_waiting,
-                scheduler.num_running,
-                engines[place].kv_cache_usage(),
-            )
-            for place in (range(len(engines)) if places is None else places)
-        ]
+        places = range(len(engines)) if places is None else places
+        return [load_of(engines[place]) for place in places]
 
     def dealt(self, factory: RequestFactory) -> Engines | None:
-        """Return engines that draw their own shares of the requests, if they may.
+        """Return engines on clocks of their own, if each may be run by itself.
 
-        Nothing but its share ever comes to an engine: it need not look at the others.
-        That is so where choices depend on nothing that engines do, and all stay.
+        Nothing but its share of the requests ever comes to an engine. That is so where
+        all stay, and choices depend on nothing that engines do, or on metrics, or on
+        what has ended.
         """
-        if type(self.router) not in BLIND or self.comes_and_goes:
+        if self.comes_and_goes or self._table.has_roles:
             return None
         if any(pool.shared_tiers for pool in self.pools):
             return None
-        deal = Deal(requests_of(factory, self._specs), self.router.choose)
-        engines = [
-            self._engine(place, share, _never, Clock())
-            for place, share in enumerate(deal.shares(len(self.schedulers)))
-        ]
-        return EnginesApart(self.env, engines, self.router, arrivals_s(self._specs))
+        router, requests = self.router, requests_of(factory, self._specs)
+        if type(router) in BLIND:
+            deal = Deal(requests, router.choose)
+            return EnginesApart(
+                self.env,
+                [
+                    self._engine(place, share, _never, Clock())
+                    for place, share in enumerate(deal.shares(len(self.schedulers)))
+                ],
+                router,
+                arrivals_s(self._specs),
+            )
+        if getattr(router, "knows_metrics_only", False):
+            engines = self._behind()
+            dealt = BetweenScrapes(self.env, engines, router, requests, self.loads)
+            for engine in engines:
+                if not engine.is_interruptible:
+                    engine.horizon = None
+                elif not getattr(engine.scheduler, "foresees_usage", False):
+                    engine.horizon = dealt.read_next_s
+            return dealt
+        if _looks(router) or any(map(_schedules_ahead, self.schedulers)):
+            return None
+        return ByEnds(self.env, self._behind(), router, requests)
+
+    def _behind(self) -> list[Engine]:
+        """Return engines on clocks of their own that are handed requests."""
+        engines = []
+        for place in range(len(self.schedulers)):
+            engine = self._engine(place, None, _never, Clock())
+            engine.is_interruptible = not _schedules_ahead(engine.scheduler)
+            engine.looks_ahead = True
+            engines.append(engine)
+        return engines
 
     def routed(self, *, is_announced: bool) -> Engines:
         """Return engines to which requests are handed as they come.
@@ -400,6 +425,20 @@ def _looks_at_caches(router: Any) -> bool:
     """Whether a router asks what engines cache whenever a request comes."""
     names = signature(type(router)).parameters
     return bool(getattr(router, "hears_kv_events", "cached_blocks" in names))
+
+
+def _looks(router: Any) -> bool:
+    """Whether a router knows more than what it sent, and what has ended."""
+    return (
+        isinstance(router, LoadBalancer)
+        or bool(getattr(router, "interval_s", None))
+        or not _LOOKS.isdisjoint(signature(type(router)).parameters)
+        or _looks_at_caches(router)
+    )
+
+
+def _schedules_ahead(scheduler: Scheduler) -> bool:
+    return getattr(scheduler, "max_concurrent_batches", 1) > 1
 
 
 def _never() -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.engine.apart import EnginesApart
+from sim.engine.lookahead import BetweenScrapes, ByEnds
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
@@ -320,6 +321,37 @@ def test_engines_that_are_run_apart_are_the_same(
                 )
             assert one.equals(other), name
         assert fast.summary["duration"] == slow.summary["duration"]
+
+
+@pytest.mark.parametrize("cost", ["roofline", "constant"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        ("least_requests", {}),
+        ("session", {"enable_prefix_caching": True}),
+        ("llm_d", {}),
+        ("llm_d", {"async_scheduling": True}),
+        ("llm_d", GENERATIONS["gpt-oss"]),
+    ],
+)
+def test_engines_are_run_only_as_far_as_the_router_needs(
+    kind: str, engine: dict[str, Any], cost: str
+) -> None:
+    engine = TIGHT | {"async_scheduling": False, "max_model_len": 440} | engine
+    data = data_of(engine, fleet_of(3, kind), 90, 200.0)
+    if cost == "constant":
+        data["cost"] = {"kind": "constant", "step_s": 0.0078125}
+        data["workload"]["synthetic"]["arrivals"] = {"kind": "constant", "rate": 128.0}
+    config = parse_config(data)
+    simulation = Simulation(config)
+    kinds = {"llm_d": BetweenScrapes}
+    assert type(simulation.engine) is kinds.get(kind, ByEnds)
+    fast = simulation.run(check_every=5)
+    slow = Simulation(config, stepwise=True).run()
+    assert fast.summary["rejected"] == slow.summary["rejected"]
+    for name, table in sorted_tables(fast).items():
+        assert table.equals(sorted_tables(slow)[name]), name
+    assert fast.summary["duration"] == slow.summary["duration"]
 
 
 def test_engines_that_are_run_apart_stop_when_they_are_asked() -> None:

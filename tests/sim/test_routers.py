@@ -34,7 +34,7 @@ from sim.scheduler.request import Request
 from tests.shared import shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 Pieces = tuple[tuple[int, int, int], ...]
 
@@ -366,9 +366,16 @@ def test_later_blocks_count_where_another_engine_knows_the_first() -> None:
     assert index.num_matched([1, 2, 3, 4]) == [2, 1]
 
 
+TEXTS = st.lists(st.integers(0, 2), max_size=6)
+
+
+def chained(blocks: Sequence[int]) -> list[int]:
+    return [hash(tuple(blocks[: i + 1])) for i in range(len(blocks))]
+
+
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 2))),
-    st.lists(st.integers(0, 9), max_size=8),
+    st.lists(st.tuples(TEXTS.map(chained), st.integers(0, 2)), max_size=60),
+    TEXTS.map(chained),
 )
 def test_the_index_is_what_a_list_a_place_would_be(
     sent: list[tuple[list[int], int]], asked: list[int]

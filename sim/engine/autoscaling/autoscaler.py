@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.engine.autoscaling.target_tracking import Metric
 from sim.engine.clock import SCRAPE_PRIORITY, At
+from sim.engine.scrapes import load_of
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def _told(engine: Engine, metrics: Mapping[Metric, float]) -> dict[Metric, float
 
 _READ: Mapping[Metric, Callable[[Engine], float]] = {
     Metric.WAITING_REQUESTS: lambda engine: engine.scheduler.num_waiting,
-    Metric.KV_CACHE_USAGE: lambda engine: engine.kv_cache_usage(),
+    Metric.KV_CACHE_USAGE: lambda engine: load_of(engine).kv_cache_usage,
     Metric.REQUESTS_IN_FLIGHT: lambda engine: len(engine.recorder.active),
     Metric.TOKENS_IN_FLIGHT: lambda engine: sum(
         each.num_prompt_tokens for each in engine.recorder.active.values()

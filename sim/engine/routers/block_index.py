@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from typing import TYPE_CHECKING
 
 from cache.errors import require
@@ -38,6 +38,14 @@ def prompt_hashes(
 class BlockIndex:
     """What each engine was sent: the latest so many block hashes of each.
 
+    A hash is known by its latest number, and forgotten when that is the oldest::
+
+        order    [ a  b  c  a  d ]       b is the oldest: the first a has come again
+        latest   a: 3, b: 1, c: 2, d: 4
+
+    The number of a prompt's first hash is kept as ``~number``: prompts whose first hash
+    no engine was sent, most of all, are told by a look at these.
+
     Parameters
     ----------
     capacities
@@ -50,49 +58,96 @@ class BlockIndex:
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self.capacities = list(capacities)
-        self._hashes: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
-        self._num_holders: dict[int, int] = {}
+        self._latest: list[dict[int, int]] = [{} for _ in capacities]
+        self._order: list[deque[int]] = [deque() for _ in capacities]
+        self._num_added = [0] * len(self.capacities)
+        self._num_with_first: dict[int, int] = {}
 
     def num_matched(self, hashes: Sequence[int]) -> list[int]:
         """Return by place how many blocks it has, up to the first that none has.
 
-        A place whose first block was forgotten gets credit for later ones.
+        A place whose first block was forgotten gets credit for later ones. Hashes are
+        chained, so that each stands at one place in all prompts that have it.
         """
-        held = self._num_holders
-        num_known = next(
-            (i for i, each in enumerate(hashes) if each not in held), len(hashes)
-        )
+        every = self._latest
+        num_known = 0
+        if hashes and hashes[0] in self._num_with_first:
+            unknown = (
+                i
+                for i, each in enumerate(hashes)
+                if not any(each in own for own in every)
+            )
+            num_known = next(unknown, len(hashes))
         if not num_known:
-            return [0] * len(self._hashes)
+            return [0] * len(every)
         known = hashes[:num_known]
-        return [sum(each in own for each in known) for own in self._hashes]
+        return [sum(each in own for each in known) for own in every]
 
     def add(self, hashes: Sequence[int], place: int) -> None:
         """Remember a prompt, head first: so heads are forgotten before tails."""
-        own, held = self._hashes[place], self._num_holders
-        for each in hashes:
-            if each in own:
-                own.move_to_end(each)
-                continue
-            own[each] = None
-            held[each] = held.get(each, 0) + 1
-            if len(own) > self.capacities[place]:
-                oldest, _ = own.popitem(last=False)
-                held[oldest] -= 1
-                if not held[oldest]:
-                    del held[oldest]
+        if not hashes:
+            return
+        own, order, first = self._latest[place], self._order[place], hashes[0]
+        if first not in own:
+            with_first = self._num_with_first
+            with_first[first] = with_first.get(first, 0) + 1
+        begin = self._num_added[place]
+        end = self._num_added[place] = begin + len(hashes)
+        own.update(zip(hashes, range(begin, end), strict=True))
+        own[first] = ~begin
+        order.extend(hashes)
+        if len(own) > self.capacities[place]:
+            self._forget_oldest(place, len(own) - self.capacities[place])
+        if len(order) > 4 * len(own) + 64:
+            self._tidy(place)
+
+    def _forget_oldest(self, place: int, num_hashes: int) -> None:
+        own, order = self._latest[place], self._order[place]
+        number = self._num_added[place] - len(order)
+        while num_hashes:
+            each = order.popleft()
+            latest = own.get(each)
+            if latest == number:
+                del own[each]
+                num_hashes -= 1
+            elif latest == ~number:
+                self._forget_first(each)
+                del own[each]
+                num_hashes -= 1
+            number += 1
+
+    def _forget_first(self, each: int) -> None:
+        with_first = self._num_with_first
+        with_first[each] -= 1
+        if not with_first[each]:
+            del with_first[each]
+
+    def _tidy(self, place: int) -> None:
+        """Leave only the latest of each hash in the order."""
+        own, order = self._latest[place], self._order[place]
+        oldest = self._num_added[place] - len(order)
+        left = [
+            each
+            for number, each in enumerate(order, oldest)
+            if own.get(each) in {number, ~number}
+        ]
+        order.clear()
+        order.extend(left)
+        begin = self._num_added[place] - len(left)
+        for number, each in enumerate(left, begin):
+            own[each] = number if own[each] >= 0 else ~number
 
     def forget(self, place: int) -> None:
         """Forget all that the engine at `place` was sent."""
-        own, held = self._hashes[place], self._num_holders
-        for each in own:
-            held[each] -= 1
-            if not held[each]:
-                del held[each]
+        own = self._latest[place]
+        for each, number in own.items():
+            if number < 0:
+                self._forget_first(each)
         own.clear()
+        self._order[place].clear()
 
     def check(self) -> None:
-        """Prove that holders are counted right and no engine has more than it may.
+        """Prove that first hashes are counted right, and all that is known is in order.
 
         Raises
         ------
@@ -100,8 +155,15 @@ class BlockIndex:
             With the rule that is broken.
         """
         counted: dict[int, int] = {}
-        for own, capacity in zip(self._hashes, self.capacities, strict=True):
+        for place, (own, capacity) in enumerate(
+            zip(self._latest, self.capacities, strict=True)
+        ):
             require(len(own) <= capacity, "block index: more hashes than its capacity")
-            for each in own:
-                counted[each] = counted.get(each, 0) + 1
-        require(counted == self._num_holders, "block index: holders are miscounted")
+            order = self._order[place]
+            oldest = self._num_added[place] - len(order)
+            for each, number in own.items():
+                at = (number if number >= 0 else ~number) - oldest
+                require(order[at] == each, "block index: a hash is not in order")
+                if number < 0:
+                    counted[each] = counted.get(each, 0) + 1
+        require(counted == self._num_with_first, "block index: first hashes miscounted")

@@ -70,8 +70,9 @@ class LlmD(RandomRouter):
     ----------
     interval_s
         Between two calls of `hear`, which tell what was scraped.
-    hears_kv_events
-        Whether it is `precise`: engines may not run ahead of what it looks at.
+    hears_kv_events, knows_metrics_only
+        Whether it is `precise`: engines may not run ahead of what it looks at. If not,
+        it looks at nothing between two scrapes.
 
     Notes
     -----
@@ -115,6 +116,7 @@ class LlmD(RandomRouter):
                 "are others; set it to false"
             )
         self.hears_kv_events = precise
+        self.knows_metrics_only = not precise
         self._cached_blocks = cached_blocks if precise else None
         self._block_size = block_size
         self.block_tokens = block_tokens or max(block_size, LEAST_BLOCK_TOKENS)

@@ -1,0 +1,193 @@
+"""Engines on clocks of their own, run as far as their router needs to know.
+
+::
+
+    BetweenScrapes   requests of a span are dealt out, then each engine takes the span
+                     at once, then the router reads metrics
+    ByEnds           before a request is dealt out, engines of which one may have ended
+                     by then are run; the others stay behind
+
+An engine that is run finds its own data at hand, and is not run for what others do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from heapq import heappop, heappush
+from math import floor, inf
+from typing import TYPE_CHECKING, Any, cast
+
+from sim.engine.apart import EnginesApart
+from sim.engine.clock import (
+    ARRIVAL_PRIORITY,
+    SCRAPE_PRIORITY,
+    STEP_PRIORITY,
+    At,
+    advance,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    import simpy
+
+    from sim.engine.balancer import Load
+    from sim.engine.clock import Clock
+    from sim.engine.engines import Router
+    from sim.engine.loop import Engine
+    from sim.engine.scrapes import Hearer
+    from sim.scheduler.request import Request
+
+
+class DealtEngines(EnginesApart):
+    """Engines that are handed requests before they are run up to their arrivals.
+
+    Parameters
+    ----------
+    env
+        The clock of the run, which the router knows.
+    engines
+        Each on a clock of its own, which stays behind.
+    router
+        Where requests go.
+    requests
+        In order of arrival.
+    """
+
+    env: Clock
+
+    def __init__(
+        self,
+        env: Clock,
+        engines: Sequence[Engine],
+        router: Router,
+        requests: Iterable[Request],
+    ) -> None:
+        self._requests = iter(requests)
+        self._last_s = 0.0
+        self._enders = [partial(self._ended, i, None) for i in range(len(engines))]
+        super().__init__(env, engines, router, ())
+
+    def _deal(self, request: Request) -> int:
+        """Hand over a request for the time at which it comes; return where."""
+        place = self.router.choose(request)
+        self._last_s = request.arrival_s
+        self._places[request.request_id] = place
+        request.on_end = self._enders[place]
+        engine = self.engines[place]
+        coming = At(engine.env, request.arrival_s, ARRIVAL_PRIORITY)
+        coming.callbacks.append(partial(_take_in, engine, request))
+        return place
+
+    def _close(self) -> None:
+        """Let all engines end, none of which will be handed anything more."""
+        for engine in self.engines:
+            if not engine.done.triggered:
+                last_s = max(self._last_s, engine.env.now)
+                last = At(engine.env, last_s, ARRIVAL_PRIORITY)
+                last.callbacks.append(partial(_close, engine))
+
+    def _finish(self) -> Generator[simpy.Event, Any, None]:
+        """Run all engines to their ends, and the clock of the run to the last."""
+        self._close()
+        for engine in self.engines:
+            if not engine.done.processed:
+                engine.env.run(until=engine.done)
+        yield At(self.env, max(self._end_s, self.env.now), STEP_PRIORITY)
+
+
+class BetweenScrapes(DealtEngines):
+    """`DealtEngines` of a router that knows metrics, and nothing of ends.
+
+    Metrics are read as `sim.engine.scrapes.Scrapes` does: at multiples of the router's
+    interval, but for pauses without a request in flight.
+    """
+
+    def __init__(
+        self,
+        env: Clock,
+        engines: Sequence[Engine],
+        router: Router,
+        requests: Iterable[Request],
+        loads: Callable[[], Sequence[Load]],
+    ) -> None:
+        self._loads = loads
+        self._read_s = 0.0
+        super().__init__(env, engines, router, requests)
+
+    def read_next_s(self) -> float:
+        """Return when metrics are read next, in seconds."""
+        return self._read_s
+
+    def _drive(self) -> Generator[simpy.Event, Any, None]:
+        env, router = self.env, cast("Hearer", self.router)
+        request = next(self._requests, None)
+        while request is not None and not self._stop_requested:
+            since_s = env.now if self._places else max(request.arrival_s, env.now)
+            read_s = self._read_s = _next_multiple(router.interval_s, since_s)
+            while request is not None and request.arrival_s <= read_s:
+                advance(env, request.arrival_s)
+                self._deal(request)
+                request = next(self._requests, None)
+            if request is None:
+                break
+            for engine in self.engines:
+                engine.env.run_to(read_s, SCRAPE_PRIORITY)
+            yield At(env, read_s, SCRAPE_PRIORITY)
+            router.hear(self._loads())
+        self._read_s = inf
+        yield from self._finish()
+
+
+def _next_multiple(interval_s: float, time_s: float) -> float:
+    """Return the first multiple of an interval after a time, in seconds."""
+    number = floor(time_s / interval_s) + 1
+    while number * interval_s <= time_s:
+        number += 1
+    return number * interval_s
+
+
+class ByEnds(DealtEngines):
+    """`DealtEngines` of a router that knows what it sent, and what has ended.
+
+    For each engine a time is kept before which none of its requests ends: of its next
+    event or, if it was handed a request since, of the end of the step in progress then.
+    """
+
+    def _drive(self) -> Generator[simpy.Event, Any, None]:
+        env, engines = self.env, self.engines
+        at_s = [0.0] * len(engines)
+        soonest = [(0.0, place) for place in range(len(engines))]  # some are void
+        for request in self._requests:
+            now_s = request.arrival_s
+            while soonest[0][0] < now_s:
+                time_s, place = heappop(soonest)
+                if time_s == at_s[place]:
+                    clock = engines[place].env
+                    clock.run_to(time_s, SCRAPE_PRIORITY)
+                    time_s = at_s[place] = clock.next_s()
+                    heappush(soonest, (time_s, place))
+            if self._stop_requested:
+                break
+            advance(env, now_s)
+            place = self._deal(request)
+            engine = engines[place]
+            if engine.may_reject(request):
+                engine.env.run_to(now_s, ARRIVAL_PRIORITY)
+            time_s = inf  # in a step in full: its next event
+            if engine.stretch is not None:
+                time_s = engine.stretch.end_of_step(now_s)
+            elif engine.is_waiting:
+                time_s = now_s
+            if time_s < at_s[place]:
+                at_s[place] = time_s
+                heappush(soonest, (time_s, place))
+        yield from self._finish()
+
+
+def _take_in(engine: Engine, request: Request, _: object) -> None:
+    engine.submit(request)
+
+
+def _close(engine: Engine, _: object) -> None:
+    engine.close_arrivals()
