@@ -120,7 +120,7 @@ def _wanted(cls: type) -> set[str] | None:
     ``super().__init__(*args, **more)`` does.
     """
     parameters = inspect.signature(cls).parameters
-    names = set(parameters)
+    names = _named(parameters)
     if not _takes_any(parameters):
         return names
     for base in cls.__mro__[:-1]:  # the last is object
@@ -128,10 +128,15 @@ def _wanted(cls: type) -> set[str] | None:
         if own is None:
             continue
         parameters = inspect.signature(own).parameters
-        names |= set(parameters)
+        names |= _named(parameters)
         if not _takes_any(parameters):
             return names
     return None
+
+
+def _named(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
+    several = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    return {name for name, each in parameters.items() if each.kind not in several}
 
 
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:

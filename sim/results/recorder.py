@@ -69,7 +69,7 @@ class Recording:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """All steps in memory, 257 bytes each; `step_table` gives them in batches."""
+        """All steps in memory, 260 bytes each; `step_table` gives them in batches."""
         return frame_of(self.step_table)
 
     @cached_property

@@ -144,6 +144,18 @@ def test_a_users_scheduler_of_groups(
     assert summaries["mine"] == summaries["v0"]
 
 
+def test_what_is_left_may_have_the_name_of_an_argument(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from sim.scheduler.v1 import V1Scheduler\n"
+        "class Mine(V1Scheduler):\n"
+        "    def __init__(self, **settings): super().__init__(**settings)\n"
+    )
+    scheduler = f"{tmp_path / 'mine.py'}:Mine"
+    config = parse_config(minimal(scheduler=scheduler, max_num_active_seqs=7))
+    built = Simulation(config).scheduler
+    assert built.settings.max_num_active_seqs == 7  # type: ignore[attr-defined]
+
+
 def test_a_constructor_that_takes_anything_is_given_everything(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from sim.scheduler.v1 import V1Scheduler\n"
