@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
 from sim.simulation.simulate import simulate
-from tests.shared import ROOT
+from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +117,20 @@ def test_figures_quoted_of_other_engines_are_measured() -> None:
     config = load_config(ROOT / "examples/demo.yaml", one_by_one)
     plain = simulate(config).summary["num_preemptions"]
     assert f"would be {found['equal pools']} against {plain}" in flat
+
+
+@pytest.mark.slow
+def test_what_host_memory_is_worth_is_what_the_example_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = shared("traces/mooncake_fast25_conversation.jsonl")
+    spec = spec_from_file_location("host_memory", ROOT / "examples/host_memory.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(example, "RATES", (example.SHOWN,))
+    assert example.table(list(example.runs(trace))) in README
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ def test_in_turn_loads_crowd_the_pool_unless_the_link_is_slow() -> None:
     slowly = {"load_bytes_per_s": 2e9, "store_bytes_per_s": 2e9}
     tier = {"kv_offloading_size": 64.0}
     quick, without = preemptions(**tier), preemptions()
-    assert quick > 1.1 * without  # 192 and 164: what is loaded takes no budget
+    assert quick > 1.2 * without  # 211 and 163: what is loaded takes no budget
     assert preemptions(**tier, kv_offloading_link=slowly) < without
     # It is the room that a prompt is to find as a whole that holds them back.
     assert preemptions(**tier, scheduler_reserve_full_isl=False) > 1.2 * quick
