@@ -86,7 +86,8 @@ def test_ten_million_requests(tmp_path: Path) -> None:
     number = _num(10_000_000)
     data = yaml.safe_load(SYNTHETIC)
     data["workload"]["synthetic"]["num_requests"] = number
-    _used(f"{number:,} requests", _run(tmp_path, data), tmp_path, GIB)
+    used = _used(f"{number:,} requests", _run(tmp_path, data), tmp_path, GIB)
+    assert used.peak_mib < 1024  # mapped files, too
     assert pq.read_metadata(tmp_path / "out/requests.parquet").num_rows == number
 
 
