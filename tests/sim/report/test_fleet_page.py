@@ -60,6 +60,24 @@ def test_a_page_of_a_fleet_shows_engines_pools_and_replicas(fleet_run: Path) -> 
     assert "1 died" in page.visible
 
 
+def test_a_page_of_a_fleet_shows_what_stands_behind_its_pools(
+    fleet_run: Path, tmp_path: Path
+) -> None:
+    data = crowded(
+        enable_prefix_caching=True,
+        kv_offloading_size=1.0,
+        kv_offloading_link={"load_bytes_per_s": 1e10, "store_bytes_per_s": 1e10},
+    )
+    path = results(tmp_path / "tiers", data | {"fleet": fleet()})
+    page = page_of(path)
+    assert not page.unclosed
+    assert "tiers" in page.figures
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["stored_bytes"] > 0
+    assert dict(page.data())["stored_bytes"] == summary["stored_bytes"]
+    assert "tiers" not in page_of(fleet_run).figures
+
+
 def test_the_map_is_the_usage_and_names_preemptions(fleet_run: Path) -> None:
     traces = {
         each["type"]: each for each in page_of(fleet_run).figures["engines-1"]["data"]

@@ -50,6 +50,7 @@ FLEET_SECTIONS: Final = (
     Section("engines", "Engines beside each other", show_engines),
     Section("pools", "Pools against each other", show_pools, has_pools),
     Section("replicas", "Replicas against traffic", show_series, has_series),
+    Section("tiers", "Behind the pools", show_tiers, has_tiers),
     Section("latency", "Latency", show_latency),
     Section("waterfall", "Slowest requests", show_waterfall),
     Section("configuration", "Configuration", show_configuration),
