@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from sim.errors import ConfigError
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.simulation.workload import make_workload
 from tests.shared import ROOT
 from tests.sim.closed_loops import chat_config
 from tests.sim.test_config import minimal, write
@@ -211,3 +213,18 @@ def test_the_more_urgent_class_waits_less(tmp_path: Path) -> None:
     data["workload"]["priority"] = {"gold": 0, "bronze": "high"}
     with pytest.raises(ConfigError, match=r"workload.priority: should give each"):
         load_config(write(tmp_path, data))
+
+
+def test_requests_of_sessions_are_held_once() -> None:
+    """Put in order and sampled without copies, a text for each service level."""
+    setting = {"workload.sessions.num_sessions": 150}
+    config = load_config(ROOT / "examples/chat_sessions.yaml", setting)
+    workload = make_workload(config.workload, config.seed)
+    workload.requests()  # imports are done
+    tracemalloc.start()
+    requests = workload.requests()
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len({id(request.slo_class) for request in requests}) == 2
+    assert kept < 450 * len(requests)
+    assert peak < 700 * len(requests)
