@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class LazyBlockTable(BlockTable):
     """A table on the GPU of physical blocks only, as long as that is all one asks for.
 
-    Whoever looks at `blocks` (an append, a fork, a swap, a proof) turns it into a table
-    like any other, for good.
+    A look at `blocks` (by a fork, a swap, a proof) turns it into a table like any
+    other, for good.
     """
 
     __slots__ = ("_made", "_physical", "_tier", "_tokens")
@@ -96,6 +96,27 @@ class LazyBlockTable(BlockTable):
         self._physical = self._tier.take_all(-(-len(token_ids) // self._block_size))
         self._tokens = token_ids
         self.num_full_slots = len(token_ids)
+
+    def append_unseen(
+        self,
+        sequence_token_ids: TokenSlice,
+        num_lookahead_slots: int = 0,
+        num_computed_slots: int | None = None,
+        extra_hash: int | None = None,
+    ) -> None:
+        physical, num_tokens = self._physical, len(sequence_token_ids)
+        if not physical or num_tokens < self.num_full_slots:
+            super().append_unseen(
+                *(sequence_token_ids, num_lookahead_slots),
+                *(num_computed_slots, extra_hash),
+            )
+            return
+        num_blocks = -(-(num_tokens + num_lookahead_slots) // self._block_size)
+        num_more = num_blocks - len(physical)
+        if num_more > 0:
+            self._require_free(num_more)
+            physical += self._tier.take_all(num_more)
+        self.show(sequence_token_ids, num_tokens)
 
     def open_block(self) -> None:
         if self._physical is None:

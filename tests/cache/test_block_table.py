@@ -12,6 +12,7 @@ from cache.errors import BlockTableError, InvariantError, NoFreeBlocksError
 from cache.sequences import Device
 from cache.tokens import TokenRuns
 from cache.v0.block_table import BlockTable
+from cache.v0.lazy_table import LazyBlockTable
 from cache.v0.tiered import CpuGpuBlockAllocator
 
 SIZE = 4
@@ -230,3 +231,39 @@ def test_plain_ids_runs_and_views_give_the_same_blocks(kind, chunks, first):
                 tables.append(table)
             results.append([table.physical_block_ids for table in tables])
     assert all(result == results[0] for result in results)
+
+
+@given(
+    first=st.integers(1, 9),
+    appends=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5)), max_size=8),
+)
+def test_a_lazy_table_appends_as_a_plain_one(first, appends):
+    plain = BlockTable(SIZE, make_allocator())
+    lazy = LazyBlockTable(SIZE, make_allocator())
+    tokens = list(range(first))
+    for table in (plain, lazy):
+        table.allocate(tokens)
+    for num_new, num_lookahead_slots in appends:
+        grown = list(range(len(tokens) + num_new))
+        refusals = []
+        for table in (plain, lazy):
+            try:
+                table.append_unseen(grown, num_lookahead_slots)
+            except NoFreeBlocksError as error:
+                refusals.append(str(error))
+        assert len(set(refusals)) == len(refusals) / 2
+        tokens = tokens if refusals else grown
+        assert lazy._physical is not None  # no block was made
+        assert lazy.physical_block_ids == plain.physical_block_ids
+        assert lazy.num_full_slots == plain.num_full_slots == len(tokens)
+        assert num_free(lazy) == num_free(plain)
+    if len(tokens) > 1:
+        with pytest.raises(BlockTableError, match="before tokens are taken back"):
+            lazy.append_unseen(tokens[:-1])
+    assert contents(lazy) == contents(plain)
+    lazy.check()
+    for table in (plain, lazy):
+        table.free()
+    assert lazy._allocator.allocate_mutable_block(None, Device.GPU).block_id == (
+        plain._allocator.allocate_mutable_block(None, Device.GPU).block_id
+    )
