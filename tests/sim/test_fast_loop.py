@@ -17,8 +17,9 @@ from sim.engine.requests import (
     RequestFactory,
     requests_of,
 )
+from sim.engine.sampling import sample
 from sim.scheduler.request import Request
-from tests.sim.build import spec
+from tests.sim.build import request_from_spec, scheduler, spec
 from tests.sim.test_fast_engine import (
     MAX_MODEL_LEN,
     Run,
@@ -198,3 +199,32 @@ def test_a_long_answer_is_not_planned_at_once() -> None:
 
 def test_a_constant_cost_has_a_price_for_any_batch() -> None:
     assert batch_total_of(ConstantCost(0.5))(1, 2, 3, 4, 5, 6) == 0.5
+
+
+@pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
+@pytest.mark.parametrize(("num_head_tokens", "is_quiet"), [(250, True), (100, False)])
+def test_a_head_is_looked_at_again_if_freed_blocks_may_suffice(
+    num_head_tokens: int, *, is_quiet: bool, caching: bool
+) -> None:
+    engine = scheduler(num_gpu_blocks=18, enable_prefix_caching=caching)
+    five, ten = (
+        request_from_spec(spec(index, 0.0, num_tokens, 100), 8192)
+        for index, num_tokens in enumerate((70, 150))
+    )
+    head = request_from_spec(spec(2, 0.0, num_head_tokens, 100), 8192)
+    for request in (five, ten, head):
+        engine.add_request(request)
+    sample(engine.schedule(0.0), 0, 1.0)
+    engine.update([])
+    assert [*engine.running] == [five, ten]
+    assert engine.quiet_steps(3) == 3
+    engine.update([five])  # seven of seventeen blocks are free
+    assert engine.quiet_steps(3) == 3 * is_quiet
+    engine.form(1.0)
+    assert (head in engine.running) is not is_quiet
+    if is_quiet:
+        engine.update([ten])
+        assert engine.quiet_steps(3) == 0
+        engine.form(2.0)
+        assert head in engine.running
+    engine.check()

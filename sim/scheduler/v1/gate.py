@@ -26,7 +26,7 @@ class Gate:
 
     A head that is refused is not looked at again before that could change: more blocks
     are needed, and fewer free, with every block that decodes take, whether or not it is
-    one that was found.
+    one that was found. When requests end, their blocks may still be too few.
 
     Parameters
     ----------
@@ -51,9 +51,14 @@ class Gate:
         Whether all known tokens of a head must fit, not only those of the call.
     reserves_beside
         Whether they must if others run.
+    num_needed_blocks
+        Free blocks without which `head` does not pass beside others; 0 if more than
+        blocks decides.
     keeps_heads
         Whether a head is kept in `head` at all. Not where settings let it pass without
         a change of blocks or queues.
+    keeps_needs
+        Whether a head that is kept never comes to need fewer blocks.
     """
 
     __slots__ = (
@@ -66,6 +71,8 @@ class Gate:
         "_tables",
         "head",
         "keeps_heads",
+        "keeps_needs",
+        "num_needed_blocks",
         "num_spare_blocks",
         "reserves_all",
         "reserves_beside",
@@ -90,7 +97,8 @@ class Gate:
         self._most_slots = settings.most_slots(cache.block_size)
         self._caches = cache.enable_prefix_caching
         self.head: Request | None = None
-        self.until = 0
+        self.until = self.num_needed_blocks = 0
+        self.keeps_needs = True
         self.num_spare_blocks = int(settings.watermark * cache.num_gpu_blocks)
         self.reserves_all = self.reserves_beside = settings.reserve_full_isl
         # Two admission rules are those of newer releases under other names.
@@ -118,6 +126,16 @@ class Gate:
         if self._caches:
             self._tables.watch(None, 0, NOTHING_FOUND)
 
+    def shut(self, head: Request, until: int, num_needed_blocks: int) -> None:
+        """Keep the head of the queue out; see `until` and `num_needed_blocks`."""
+        self.head, self.until = head, until
+        self.num_needed_blocks = num_needed_blocks if self.keeps_needs else 0
+
+    def note_freed(self) -> None:
+        """Let the next call look at the head if blocks that came free may suffice."""
+        if self.num_needed_blocks <= self._tables.num_free_blocks or not self._running:
+            self.look_again()
+
     def is_shut(self, step: int) -> bool:
         """Whether `head` need not be looked at in a step."""
         return step <= self.until and not self._tables.watch_hit
@@ -125,7 +143,10 @@ class Gate:
     def num_steps_shut(self, step: int) -> int:
         """Return for how many steps from `step` on `head` need not be looked at."""
         # It is in the step that fills a block it waits for.
-        if self._caches and self._tables.will_fill_watched(self._running):
+        tables = self._tables
+        if self._caches and (
+            tables.watch_hit or tables.will_fill_watched(self._running)
+        ):
             return 0
         return self.until - step
 
@@ -144,9 +165,8 @@ class Gate:
             That step.
         """
         groups, is_alone = self._groups, not self._running
-        num_free = self._tables.num_free_blocks
-        if not is_alone:
-            num_free -= self.num_spare_blocks
+        num_spare = 0 if is_alone else self.num_spare_blocks
+        num_free = self._tables.num_free_blocks - num_spare
         num_slots = min(num_tokens, self._most_slots)
         num_all_slots = min(request.num_tokens, self._most_slots)
         if groups is None:
@@ -160,7 +180,10 @@ class Gate:
         reserves = self.reserves_all if is_alone else self.reserves_beside
         num_needed = max(num_blocks, num_all) if reserves else num_blocks
         num_steps = NEVER
+        # Of a free block that was found, others may come to hold a copy.
+        num_lacking = num_needed - found.num_revived + num_spare
         if num_needed <= num_free:
+            num_lacking = 0
             if self._desk is None or is_alone:
                 return True
             head = WaitingRequest(
@@ -177,6 +200,6 @@ class Gate:
         # Where the budget cuts a prompt, a hit that is lost might lower what is needed.
         is_cut = num_tokens < request.num_tokens and not reserves and self._caches
         if self.keeps_heads and num_steps and not is_cut:
-            self.head, self.until = request, step + num_steps
+            self.shut(request, step + num_steps, num_lacking)
             self._tables.watch(request, request.num_tokens, found)
         return False

@@ -270,7 +270,7 @@ class Holdings:
             del running[request]
             free(request)
         if self.gate.head is not None:
-            self.gate.look_again()
+            self.gate.note_freed()
         if self._choice is not None:
             for request in finished:
                 self._choice.forget(request)
@@ -302,12 +302,16 @@ class Holdings:
         after = request.num_computed_tokens = before + num_new_tokens
         self.num_chunk_tokens += num_new_tokens
         if before < request.num_recompute_tokens:
-            num_again = min(after, request.num_recompute_tokens) - before
-            request.num_recomputed_tokens += num_again
-            self.num_recomputed_tokens += num_again
+            self.note_recomputed(request, before, after)
         self.prompts.append((request, before, after))
         if after == request.num_tokens:
             self.completing.append(request)
+
+    def note_recomputed(self, request: Request, before: int, after: int) -> None:
+        """Count tokens from `before` up to `after` that were computed once before."""
+        num_again = min(after, request.num_recompute_tokens) - before
+        request.num_recomputed_tokens += num_again
+        self.num_recomputed_tokens += num_again
 
     def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
         """Take all blocks from `victim`, which runs no more, and queue it again."""

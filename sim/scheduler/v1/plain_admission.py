@@ -66,15 +66,15 @@ class PlainAdmission:
                 if not self._chunks_prompts:
                     return
                 num_tokens = budget
-            num_needed = num_blocks = -(-num_tokens // block_size)
+            num_blocks = -(-num_tokens // block_size)
+            num_needed = num_blocks + gate.num_spare_blocks
             if gate.reserves_beside and num_tokens < num_whole:
-                num_needed = -(-num_whole // block_size)
-            if num_needed + gate.num_spare_blocks > ids.num_free_blocks:
-                if not gate.reserves_all:
-                    num_needed = num_blocks
-                if running or num_needed > ids.num_free_blocks:
-                    gate.head, gate.until = request, NEVER
-                    return
+                num_needed += -(-num_whole // block_size) - num_blocks
+            if num_needed > ids.num_free_blocks and (
+                running or not self._fits_alone(num_blocks, num_whole)
+            ):
+                gate.shut(request, NEVER, num_needed)
+                return
             waiting.popleft()
             request.table = ids.take(num_blocks)
             if request.status is not _PREEMPTED:
@@ -84,11 +84,16 @@ class PlainAdmission:
             holdings.num_admitted += 1
             running[request] = holdings.prefilling[request] = None
             budget -= num_tokens
-            if request.num_recompute_tokens:
-                holdings.compute(request, num_tokens)
-                continue
             request.num_computed_tokens = num_tokens
             holdings.num_chunk_tokens += num_tokens
+            if request.num_recompute_tokens:
+                holdings.note_recomputed(request, 0, num_tokens)
             holdings.prompts.append((request, 0, num_tokens))
             if num_tokens == num_whole:
                 holdings.completing.append(request)
+
+    def _fits_alone(self, num_blocks: int, num_tokens: int) -> bool:
+        """Whether a head gets `num_blocks` of those of all its tokens, if none runs."""
+        if self._gate.reserves_all:
+            num_blocks = -(-num_tokens // self._ids.block_size)
+        return num_blocks <= self._ids.num_free_blocks

@@ -101,6 +101,7 @@ class ConnectorScheduler(Scheduler):
         self._recomputes = given.kv_load_failure_policy == "recompute"
         # What a tier has of a head may change, but not that it lacks blocks as a whole.
         self.gate.keeps_heads &= self.gate.reserves_all and self.connector.keeps_still
+        self.gate.keeps_needs = False
         self.now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         self._admit_waiting = self._schedule_waiting
