@@ -150,13 +150,9 @@ def ends_ahead_of(model: HostAhead, num_decodes: int) -> DecodeEnds:
 
 def _outlasts(steady: SteadyDecodes, least_s: float) -> bool:
     """Whether steps of these decodes take longer than `least_s`, surely."""
-    gemm_s, head_s, allreduce_s, host_s, lines, *_, launching_s = steady
-    rest_s = gemm_s + head_s + allreduce_s + host_s
-    return not launching_s and all(
-        line.slope_s >= 0
-        and rest_s + line.value_s + line.slope_s * (line.first - line.start)
-        > least_s * (1 + 1e-9)
-        for line in lines
+    return not steady.launching_s and all(
+        line.slope_s >= 0 and _least_s(steady, line) > least_s * (1 + 1e-9)
+        for line in steady.lines
     )
 
 
@@ -188,23 +184,32 @@ def _line_ends_ahead(
     """Return the same for contexts of one line on which it is always hidden."""
     gemm_s, head_s, allreduce_s, host_s, *_ = steady
     _, value_s, slope_s, start, *_ = line
+    least_s = _least_s(steady, line) - prepare_s
+    total_s = partial(_late_total, steady)
+    one_by_one = _ends_ahead_by(total_s, num_decodes, 0.0, prepare_s)
 
     def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
         ends_s: list[float] = []
-        append = ends_s.append
-        context -= start
-        for ahead in range(context, context + num_steps * num_decodes, num_decodes):
-            decode_s = value_s + slope_s * ahead
-            end_s = now_s + (
-                gemm_s + decode_s + head_s + allreduce_s + host_s - prepare_s
+        append, end_s = ends_s.append, now_s
+        first = context - start
+        for ahead in range(first, first + num_steps * num_decodes, num_decodes):
+            is_last = end_s >= until_s
+            end_s += (
+                gemm_s
+                + (value_s + slope_s * ahead)
+                + head_s
+                + allreduce_s
+                + host_s
+                - prepare_s
             )
             append(end_s)
-            if not until_s > now_s < end_s:
+            if is_last:
                 break
-            now_s = end_s
-        return ends_s
+        if end_s + least_s > end_s:
+            return ends_s
+        return one_by_one(context, num_steps, now_s, until_s)
 
-    return ends
+    return ends if slope_s >= 0.0 < least_s else one_by_one
 
 
 def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
@@ -270,24 +275,39 @@ def _ends_by(total_s: Callable[[int], float], num_decodes: int) -> DecodeEnds:
 
 
 def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnds:
-    """Return the same for contexts of one line, without a call for each step."""
+    """Return the same for contexts of one line, without a call for each step.
+
+    That each ends later than the one before is known at the last: if the shortest step
+    of the line moves the clock there, all did.
+    """
     gemm_s, head_s, allreduce_s, host_s, *_ = steady
     _, value_s, slope_s, start, *_ = line
+    least_s = _least_s(steady, line)
+    one_by_one = _ends_by(partial(_late_total, steady), num_decodes)
 
     def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
         ends_s: list[float] = []
-        append = ends_s.append
-        context -= start
-        for ahead in range(context, context + num_steps * num_decodes, num_decodes):
-            decode_s = value_s + slope_s * ahead
-            end_s = now_s + (gemm_s + decode_s + head_s + allreduce_s + host_s)
+        append, end_s = ends_s.append, now_s
+        first = context - start
+        for ahead in range(first, first + num_steps * num_decodes, num_decodes):
+            end_s += (
+                gemm_s + (value_s + slope_s * ahead) + head_s + allreduce_s + host_s
+            )
             append(end_s)
-            if not now_s < end_s < until_s:
+            if end_s >= until_s:
                 break
-            now_s = end_s
-        return ends_s
+        if end_s + least_s > end_s:
+            return ends_s
+        return one_by_one(context, num_steps, now_s, until_s)
 
-    return ends
+    return ends if slope_s >= 0.0 < least_s else one_by_one
+
+
+def _least_s(steady: SteadyDecodes, line: Line) -> float:
+    """Return the length of the shortest step of a line that does not fall."""
+    gemm_s, head_s, allreduce_s, host_s, *_ = steady
+    decode_s = line.value_s + line.slope_s * (line.first - line.start)
+    return gemm_s + decode_s + head_s + allreduce_s + host_s
 
 
 def _ends_along(
