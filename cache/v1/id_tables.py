@@ -84,13 +84,20 @@ class IdTables:
         self._num_taken = 0  # leading entries of a queue that are no longer in it
 
     def _add_unused(self, num_blocks: int) -> None:
-        """Let so many free blocks at least stand on the stack."""
+        """Let so many free blocks stand on the stack, on which there are fewer.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If there are not so many; nothing changes.
+        """
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
+        first, most = self._first_unused, self.num_usable_blocks + 1
         num_lacking = num_blocks - len(self._free)
-        if num_lacking > 0:
-            first, most = self._first_unused, self.num_usable_blocks + 1
-            stop = min(first + max(num_lacking, self._least_ids_added), most)
-            self._free[:0] = _ids_between(first, stop)[::-1]
-            self._first_unused = stop
+        stop = min(first + max(num_lacking, self._least_ids_added), most)
+        self._free[:0] = _ids_between(first, stop)[::-1]
+        self._first_unused = stop
 
     # -- a request's table ----------------------------------------------------
 
@@ -134,8 +141,6 @@ class IdTables:
             for request, block_id in zip(requests, block_ids, strict=True):
                 request.table.append(block_id)
             return
-        if num_blocks > self.num_free_blocks:
-            raise self._lack_of_blocks(num_blocks)
         if num_blocks > len(self._free):
             self._add_unused(num_blocks)
         pop = self._free.pop
@@ -157,8 +162,6 @@ class IdTables:
             return [*map(len, rounds)]
         sizes = [*map(len, rounds)]
         num_blocks = sum(sizes)
-        if num_blocks > self.num_free_blocks:
-            raise self._lack_of_blocks(num_blocks)
         if num_blocks > len(self._free):
             self._add_unused(num_blocks)
         pop = self._free.pop
@@ -206,15 +209,16 @@ class IdTables:
         NoFreeBlocksError
             If fewer blocks are free; nothing changes.
         """
-        if num_blocks > self.num_free_blocks:
-            raise self._lack_of_blocks(num_blocks)
         if not num_blocks:
             return []
         free = self._free
         if self._is_stack:
-            self._add_unused(num_blocks)
+            if num_blocks > len(free):
+                self._add_unused(num_blocks)
             taken = free[: -num_blocks - 1 : -1]
             del free[-num_blocks:]
+        elif num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
         else:
             start = self._num_taken
             stop = start + num_blocks

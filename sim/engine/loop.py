@@ -289,10 +289,6 @@ class Engine:
                 if takes_stretches:
                     last = due_steps[0] + 1
                     num_steps = quiet_steps((last if last < look else look) - step)
-                if is_unseen and not num_steps:
-                    yield At(env, now_s, priority)
-                    is_unseen = self.is_alone = False
-                    continue
                 if num_steps:
                     until_s = next_s if next_s < event_s else event_s
                     if horizon is not None:
@@ -311,6 +307,10 @@ class Engine:
                         take_quiet(step, num_steps, now_s, until_s, ends)
                     end_s = ends[-1]
                     step += len(ends) - 1
+                elif is_unseen:
+                    yield At(env, now_s, priority)
+                    is_unseen = self.is_alone = False
+                    continue
                 elif drains:
                     if pace is None:
                         end_s = way.drain(now_s)

@@ -58,6 +58,7 @@ class AheadSteps(ClockedSteps):
         self._batch_total = _unknown  # when a step ends is for the queue to say
         self._ends_late = True
         self._end_step = getattr(owner.scheduler, "end_step", None)
+        self._shows = False
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
         scheduler, model, log = self._scheduler, self._owner.cost_model, self._log
@@ -73,6 +74,9 @@ class AheadSteps(ClockedSteps):
     def look(self) -> Steps:
         self.drains = not self._has_work()
         self.takes_stretches = self._may_stretch()
+        owner, beside = self._owner, self._owner.beside
+        asks = beside is not None and beside.asks
+        self._shows = bool(owner.listeners) or owner.keeps_costs or asks
         return self
 
     def take(self, step: int, now_s: float) -> float:
@@ -88,7 +92,15 @@ class AheadSteps(ClockedSteps):
         if not now_s < end_s < inf:
             raise no_length(self._owner.cost_model, BatchShape(*self.shape), now_s)
         self._log_end(end_s)
-        self._note(step, now_s)
+        scheduler, shape = self._scheduler, self.shape
+        if (
+            scheduler.preemptions
+            or scheduler.passed_over
+            or scheduler.set_aside
+            or not (shape[0] or shape[3])
+            or self._shows
+        ):
+            self._note(step, now_s)
         return turn_s
 
     def _output(self) -> SchedulerOutput:
@@ -105,12 +117,11 @@ class AheadSteps(ClockedSteps):
         if scheduler.set_aside:
             self._calendar.set_aside(scheduler.set_aside)
             scheduler.set_aside = []
-        is_asked = owner.beside is not None and owner.beside.asks
-        if owner.listeners or owner.keeps_costs or is_asked:
+        if self._shows:
             cost = owner.cost_model.step(BatchShape(*self.shape))
             self._show(step, now_s, cost, self._output())
-        if is_asked:
-            owner.is_alone = False
+            if owner.beside is not None:
+                owner.is_alone = False
         if self._pace is None:
             self._note_if_empty(step)
 

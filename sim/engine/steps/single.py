@@ -132,10 +132,11 @@ class QuietSteps:
         clock, tables = self._clock, self._tables
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
-        num_waiting = self._num_waiting
         if ends_s is None:
             ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
             num_waiting = len(self.waiting)
+        else:
+            num_waiting = self._num_waiting
         num_steps = len(ends_s)
         before_s, last_s = (ends_s[-2] if num_steps > 1 else now_s), ends_s[-1]
         if not (before_s < last_s < inf or (self.may_meet and before_s == last_s)):

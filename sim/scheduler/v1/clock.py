@@ -111,21 +111,22 @@ class DecodeClock:
 
         Their `num_tokens` are those known at the start of that step.
         """
-        buckets, block_size, columns = self.buckets, self.block_size, self.columns
+        buckets, block_size = self.buckets, self.block_size
         for request in requests:
             base_tokens = request.base_tokens = request.num_tokens - first_step
             self.num_decodes += 1
             self.num_base_tokens += base_tokens
             bucket = buckets[(1 - base_tokens) % block_size]
             bucket[request] = None
-            if columns is not None:
-                columns.join(request)
             if request.order > self._last_order:
                 self._last_order = request.order
             else:  # prompts that ran behind it have completed before
                 in_order = sorted(bucket, key=attrgetter("order"))
                 bucket.clear()
                 bucket.update(dict.fromkeys(in_order))
+        if self.columns is not None:
+            for request in requests:
+                self.columns.join(request)
 
     def leave(self, request: Request) -> None:
         """Take `request` off the clock."""

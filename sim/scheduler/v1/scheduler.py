@@ -325,18 +325,19 @@ class Scheduler(Holdings):
 
     def _append_or_preempt(self) -> None:
         """Do so for all decodes that open a block, in one walk; the last one goes."""
-        running, step = self.running, self.step
+        step = self.step
         tables: QuickTables = self.tables  # type: ignore[assignment]
-        for request in list(self.clock.buckets[step % self.block_size]):
-            if request not in running:
-                break  # and those behind it went before it
-            while not tables.num_free_blocks:
-                victim = next(reversed(running))
-                self._preempt(victim, request, self._reason)
-                if victim is request:
-                    break
-            else:
-                tables.append_blocks((request,))
+        opening = list(self.clock.opening(step))
+        while opening:
+            num_free_blocks = tables.num_free_blocks
+            if num_free_blocks:
+                tables.append_blocks(opening[:num_free_blocks])
+                del opening[:num_free_blocks]
+                continue
+            victim = next(reversed(self.running))
+            self._preempt(victim, opening[0], self._reason)
+            if victim is opening[-1]:
+                opening.pop()
         if self.enable_caching:
             tables.register_blocks(self.clock.filling(step))
 
