@@ -125,7 +125,7 @@ def test_costs_and_choices_are_those_of_the_real_router(
     assert len(decisions) == len(served) == NUM_REQUESTS
     caches = Caches()
     router = DynamoKv(
-        Clock(),
+        Clock(2.0),  # first tokens are at 1.0
         NUM_WORKERS,
         np.random.default_rng(0),
         BLOCK_SIZE,
