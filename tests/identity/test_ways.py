@@ -6,13 +6,14 @@ import builtins
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 
 from sim.config.tables import load_config, parse_config
 from sim.simulation.simulate import simulate
 from tests.identity.random_configs import draw_case
 from tests.identity.same_bytes import cases
-from tests.identity.ways import SHORT, compared, shortened, ways
+from tests.identity.ways import SHORT, _differences, compared, shortened, ways
 from tests.shared import ROOT, SHARED
 from workloads.sums import added
 
@@ -69,6 +70,19 @@ def test_no_random_run_adds_floats_by_the_builtin(
     for config in configs:
         simulate(config)
     assert not found
+
+
+def test_rows_of_sweeps_may_name_another_python(tmp_path: Path) -> None:
+    rows = {"run": [0], "versions": ['{"python": "3.11.7"}'], "mean_ttft_ms": [1.5]}
+    changes = {"a": {}, "b": {"versions": ['{"python": "3.14.10"}']}}
+    changes["c"] = {"mean_ttft_ms": [1.6]}
+    for name, change in changes.items():
+        runs = tmp_path / name / "runs"
+        runs.mkdir(parents=True)
+        pd.DataFrame(rows | change).to_parquet(runs / "runs.parquet")
+    a, b, c = (tmp_path / name for name in "abc")
+    assert _differences(a, b) == []
+    assert _differences(a, c) == ["rows: mean_ttft_ms differs in 1 of 1 rows"]
 
 
 @pytest.mark.slow

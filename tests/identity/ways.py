@@ -56,6 +56,7 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Examples, and what makes a short one of each."""
 _UNLIKE = ("run.json",)
+_PYTHON_OF_ROWS = "rows: versions: python was "
 _PYTHON = re.compile(rb'"python": "[0-9.]+"')
 
 
@@ -131,7 +132,7 @@ def _differences(first: Path, other: Path) -> list[str]:
     is_sweep = any("runs" in path.parts for path in one)
     if is_sweep:
         found, new = differences(first, other)
-        return found + new
+        return [line for line in found + new if not line.startswith(_PYTHON_OF_ROWS)]
     if one.keys() != two.keys():
         return [f"{path} is in one only" for path in one.keys() ^ two.keys()]
     return [
