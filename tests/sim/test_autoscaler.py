@@ -428,7 +428,8 @@ def test_no_request_and_no_block_is_lost(  # noqa: PLR0917 - what is drawn
     assert results.requests["request_id"].tolist() == list(range(100))
     assert results.summary["completed"] == 100
     assert not results.summary["stalled"]
-    assert np.all(np.array(results.summary["up_s"]) <= results.summary["duration"])
+    longest_s = results.summary["duration"] * (1.0 + 1e-12)  # of pieces that add up
+    assert np.all(np.array(results.summary["up_s"]) <= longest_s)
 
 
 @pytest.mark.parametrize(
