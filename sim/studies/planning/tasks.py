@@ -40,8 +40,9 @@ _IDLE_SHARE = 1e-4
 """Of the guessed rate: requests hardly ever meet."""
 _NUM_IDLE = 400
 """Requests of an idle engine, which takes a step for each of their tokens."""
-_NOTHING = 1e-4
-"""Of the guessed rate: an engine that does not hold so much holds nothing."""
+_NOTHING, _ANYTHING = 1e-4, 1e4
+"""Of the guessed rate: an engine that does not hold the one holds nothing, and one that
+holds the other holds all of the traffic at once."""
 _NUM_PILOTS = 3
 _PILOT_PART = 0.25
 """Of the requests, the first, that a pilot run takes."""
@@ -119,7 +120,7 @@ def _search(
         guess,
         step=step,
         tolerance=request["tolerance"],
-        bounds=request.get("bounds") or (guess * _NOTHING, inf),
+        bounds=request.get("bounds") or (guess * _NOTHING, guess * _ANYTHING),
         slope=request.get("slope"),
     )
 

@@ -307,3 +307,11 @@ def test_bounds_of_the_cost_model_go_before_the_band(tmp_path: Path) -> None:
     assert rate["cost_bounds"] == "of the cost model"
     assert rate["cost_low"] == pytest.approx(SEQS_RATE * 0.8, rel=0.03)
     assert rate["cost_high"] == pytest.approx(SEQS_RATE / 0.8, rel=0.03)
+
+
+def test_traffic_that_any_rate_serves_ends_the_search(tmp_path: Path) -> None:
+    """All of it fits at once, however soon it comes."""
+    plan = small(objectives={"p99_ttft_ms": 100_000})
+    plan["workload"]["synthetic"]["num_requests"] = 8
+    found = only(solved(plan, tmp_path).data)
+    assert found["rate"]["at_bound"] == "high"
