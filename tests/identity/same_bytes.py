@@ -32,8 +32,8 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-BACK = ("engine.async_scheduling=false",)
-"""Later defaults of the v1 generation, as they were at 3eccc2b."""
+BACK = ("engine.async_scheduling=false", "cost.efficiencies=common")
+"""Later defaults, as they were at 3eccc2b; collectives cost what their size says."""
 TABLES = ("requests.parquet", "steps.parquet", "preemptions.parquet")
 # The entry point, wherever a checkout has it.
 _COMMAND = (
