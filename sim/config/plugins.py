@@ -22,6 +22,22 @@ NO_PLUGINS: Final = "KVSIM_NO_PLUGINS"
 USER_CLASS: Final = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 
 
+def refuses_plugins() -> bool:
+    """Return whether this process runs no files of users."""
+    return bool(os.environ.get(NO_PLUGINS))
+
+
+def refuse_as(parent: bool) -> None:
+    """Refuse files if the process that started this one does.
+
+    A server of forks may have been started under another rule than its child now.
+    """
+    if parent:
+        os.environ[NO_PLUGINS] = "1"
+    else:
+        os.environ.pop(NO_PLUGINS, None)
+
+
 @contextmanager
 def without_plugins() -> Iterator[None]:
     """Refuse files in this process and in those that it starts."""
@@ -55,7 +71,7 @@ def plugin_files(value: Any) -> list[str]:
 
 def refuse_plugins(value: Any, where: str = "") -> None:
     """Raise ConfigError for a file that would be run, where none may be."""
-    if not os.environ.get(NO_PLUGINS):
+    if not refuses_plugins():
         return
     for place, each in plugins_in(value, where):
         raise ConfigError(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
 
+from sim.config.plugins import refuses_plugins, without_plugins
 from sim.studies.sweeps.directory import identity
+from sim.studies.sweeps.forks import start_method
 from sim.studies.sweeps.job import CRASHED, Attempts
 from sim.studies.sweeps.local import LocalExecutor, SerialExecutor
 from sim.studies.sweeps.session import Tally, run_sweep
-from sim.studies.sweeps.task import perform_several, run_summary
+from sim.studies.sweeps.task import begin, perform_several, run_summary
 from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of
 from tests.sim.sweep_tasks import (
     add_one,
@@ -322,3 +325,22 @@ def test_a_task_need_not_simulate() -> None:
     with LocalExecutor(1) as local:
         (outcome,) = local.run(seeded_jobs(1), add_one)
     assert outcome.summary == {"seed_and_one": 1}
+
+
+def test_workers_refuse_files_as_their_parent_does() -> None:
+    """Whatever was the rule when the server of forks began."""
+
+    def of_a_worker() -> bool:
+        with ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context(start_method()),
+            initializer=begin,
+            initargs=({}, refuses_plugins()),
+        ) as pool:
+            return pool.submit(refuses_plugins).result()
+
+    with without_plugins():
+        assert of_a_worker()
+    assert not of_a_worker()
+    with without_plugins():
+        assert of_a_worker()

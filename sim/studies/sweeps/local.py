@@ -12,6 +12,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
+from sim.config.plugins import refuses_plugins
 from sim.errors import UserError
 from sim.studies.sweeps.forks import signals_held_back, start_method, warm_up
 from sim.studies.sweeps.job import Attempt, Attempts
@@ -252,7 +253,7 @@ class _Slot:
                 1,
                 mp_context=self._context.context,
                 initializer=begin,
-                initargs=(dict(self._supplies.traces),),
+                initargs=(dict(self._supplies.traces), refuses_plugins()),
             )
             self._ready = self._pool.submit(ready)
         self._processes = processes

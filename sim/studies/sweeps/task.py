@@ -17,6 +17,7 @@ from multiprocessing.connection import wait
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from sim.config.plugins import refuse_as
 from sim.config.tables import parse_config
 from sim.config.trace_shelf import PackedShelf, keep_at_hand
 from sim.errors import UserError
@@ -94,11 +95,13 @@ def _traceback(fault: BaseException) -> str:
     return "".join(lines).rstrip("\n")
 
 
-def begin(traces: Mapping[str, bytes]) -> None:
+def begin(traces: Mapping[str, bytes], parent_refuses: bool) -> None:
     """Set a worker process up: it leaves when its parent says so, or is gone.
 
-    `traces` are those of `sim.studies.sweeps.supplies.Supplies`.
+    `traces` are those of `sim.studies.sweeps.supplies.Supplies`; files of users are run
+    unless the parent refuses them.
     """
+    refuse_as(parent_refuses)
     # Ctrl-C reaches all processes of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from sim.config.plug import fault_in_user_code
+from sim.config.plugins import refuses_plugins
 from sim.config.tables import parse_config
 from sim.errors import UserError
 from sim.results.step_table import MemorySteps
@@ -86,7 +87,7 @@ def serve(
     niceness
         By how much others go first.
     """
-    begin(traces)
+    begin(traces, refuses_plugins())
     if niceness and hasattr(os, "nice"):
         os.nice(niceness)
     while True:

@@ -334,7 +334,7 @@ def test_a_worker_keeps_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
         def send(self, said: object) -> None:
             self.said.append(said)
 
-    monkeypatch.setattr(work, "begin", lambda traces: None)
+    monkeypatch.setattr(work, "begin", lambda *_: None)
     asking: Any = Asking()
     gc.collect()
     before = simulations()
