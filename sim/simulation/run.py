@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import PolicyError
-from sim.costs.pricing import AtBound
+from sim.costs.at_bound import AtBound
 from sim.engine.clients import FanOutClient, GroupClient
 from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.engines import Engines

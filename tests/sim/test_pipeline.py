@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
+from sim.costs.at_bound import AtBound
 from sim.costs.constant import ConstantCost
 from sim.costs.pipeline import PipelineCost, StageLinks
-from sim.costs.pricing import AtBound
 from sim.engine.pipeline import BatchQueue
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.capacity import estimate_capacity, format_capacity

@@ -105,9 +105,8 @@ class ConnectorScheduler(Scheduler):
         self.now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         self._admit_waiting = self._schedule_waiting
-        offloads = settings.offload is not None
         self.transfers: StepTransfers | StepPulls = (
-            StepTransfers() if offloads else StepPulls()
+            StepPulls() if settings.offload is None else StepTransfers()
         )
         self.looks: list[Look] = []
         self.delayed: dict[Request, None] = {}
