@@ -13,9 +13,9 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.costs.ahead import HostAhead
+from sim.costs.at_bound import AtBound
 from sim.costs.base import BOUNDS
 from sim.costs.measured import MeasuredCost
-from sim.costs.pricing import AtBound
 from sim.costs.profile import read_profile
 from sim.simulation.intervals import (
     INTERRUPTED,
