@@ -9,7 +9,7 @@ tokens computed again.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,4 +116,8 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "swap_or_recompute.png"))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "figure", nargs="?", type=Path, default=Path("swap_or_recompute.png")
+    )
+    main(parser.parse_args().figure)
