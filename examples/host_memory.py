@@ -1,4 +1,4 @@
-"""What host memory behind the pool is worth: the table and the figure of the README.
+"""Run traffic with several sizes of host memory; make the README's table and figure.
 
     .venv/bin/python examples/host_memory.py --trace MOONCAKE_JSONL --figure FILE.png
 

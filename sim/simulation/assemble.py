@@ -38,6 +38,8 @@ from sim.simulation.schedulers import chunks_prefill
 from sim.simulation.speculative import DRAFT_STEP_KEY, speculative_cost
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.config.engine import EngineConfig
     from sim.config.tables import RunConfig
     from sim.hardware.gpus import GpuSpec
@@ -187,6 +189,7 @@ def _built_cost_model(
         "graph_sizes": graph_sizes(engine),
         **_links(config),
     }
+    _refuse_gone(config.cost)
     own = {key: config.cost[key] for key in config.cost if key != DRAFT_STEP_KEY}
     cost_model: CostModel = build(
         COST_MODELS, own, "cost", context, more_keys=(DRAFT_STEP_KEY,)
@@ -196,6 +199,15 @@ def _built_cost_model(
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return speculative_cost(config, cost_model, model, gpu, context)
+
+
+def _refuse_gone(cost: Mapping[str, Any]) -> None:
+    for key in ("allreduce_latency_s", "allreduce_efficiency"):
+        if key in cost and cost["kind"] == "roofline":
+            raise ConfigError(
+                f"cost.{key} is gone: an all-reduce costs what its size and the link "
+                f"say; name engine.interconnect, or give cost.link_bytes_per_s"
+            )
 
 
 def graph_sizes(engine: EngineConfig) -> tuple[int, ...]:

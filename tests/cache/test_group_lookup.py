@@ -1,4 +1,4 @@
-"""What groups of layers find of a prompt, and the units in which they look."""
+"""Groups of layers look prompts up in units of blocks, and find common prefixes."""
 
 from __future__ import annotations
 

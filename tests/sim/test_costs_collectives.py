@@ -9,13 +9,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.config.tables import parse_config
 from sim.costs import RooflineCost
 from sim.costs.collectives import all_reduce_s
 from sim.costs.experts import busiest_rank
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import INTERCONNECTS, link_of, load_interconnect
+from sim.simulation.run import Simulation
 from tests.shared import shared
+from tests.sim.test_config import minimal
 from tests.sim.test_costs import BARE, H200, LLAMA_8B, MOE, ROUND, chunk, decodes
 
 LINKS = st.sampled_from(sorted(INTERCONNECTS))
@@ -245,3 +248,10 @@ def test_missing_parts_of_links_are_refused(tmp_path):
         load_interconnect({key: OWN[key] for key in OWN if key != "hop_s"})
     with pytest.raises(ConfigError, match="no readable interconnect file"):
         load_interconnect(str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("key", ["allreduce_latency_s", "allreduce_efficiency"])
+def test_keys_of_one_price_for_all_sizes_say_what_to_give(key: str) -> None:
+    data = minimal() | {"cost": {"kind": "roofline", key: 0.5}}
+    with pytest.raises(ConfigError, match=rf"^cost\.{key} is gone: .*interconnect"):
+        Simulation(parse_config(data))
