@@ -10,7 +10,11 @@ from sim.config.types import ConfigTable, Kind, Positive
 
 ORDERS: Final = ("prefill_first", "decode_first")
 _POLICIES: Final = ("fail", "recompute")
-_CONNECTORS: Final = ("nixl",)
+_CONNECTORS: Final[dict[str, dict[str, Any]]] = {
+    "nixl": {"kv_lease_duration": 30, "kv_load_failure_policy": "fail"},
+    "sglang": {"num_reserved_decode_tokens": 512},
+}
+"""Keys of each kind, and their defaults."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -38,27 +42,28 @@ class LinksTable(ConfigTable):
 class ConnectorTable(ConfigTable):
     """How a decoder gets the blocks of a prompt."""
 
-    kind: str = "nixl"
-    kv_lease_duration: Positive = 30
-    kv_load_failure_policy: str = "fail"
+    kind: str | None = None
+    kv_lease_duration: Positive | None = None
+    kv_load_failure_policy: str | None = None
+    num_reserved_decode_tokens: Annotated[int | None, Field(ge=0)] = None
 
     @model_validator(mode="after")
     def _built(self) -> ConnectorTable:
-        if self.kind == "sglang":
+        if self.kind not in {None, *_CONNECTORS}:
             raise ValueError(
-                "kind: SGLang's flow, whose decoder allocates before the prompt is "
-                "computed, is not built; set it to nixl"
+                f"kind: must be one of {', '.join(_CONNECTORS)}, got {self.kind!r}"
             )
-        if self.kind not in _CONNECTORS:
-            raise ValueError(
-                f"kind: must be {', '.join(_CONNECTORS)}, got {self.kind!r}"
-            )
-        if self.kv_load_failure_policy not in _POLICIES:
+        if self.kv_load_failure_policy not in {None, *_POLICIES}:
             raise ValueError(
                 f"kv_load_failure_policy: must be one of {', '.join(_POLICIES)}, got "
                 f"{self.kv_load_failure_policy!r}"
             )
         return self
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """Return what a kind of connector is configured with."""
+        given = self.model_dump(exclude_none=True)
+        return {key: given.get(key, value) for key, value in _CONNECTORS[kind].items()}
 
 
 class ProxyTable(ConfigTable):
@@ -76,6 +81,58 @@ class ProxyTable(ConfigTable):
         if "kind" not in self.decider:
             raise ValueError("decider: needs a kind, such as {kind: always}")
         return self
+
+
+def check_flow(
+    kind: str, scheduler: str, given: dict[str, Any], *, is_ahead: bool
+) -> None:
+    """Refuse what the way does not know in which engines hand prompts on.
+
+    Parameters
+    ----------
+    kind, scheduler
+        The way, and whose it is.
+    given
+        Values of `PAIR_KEYS`; None for what is left out.
+    is_ahead
+        Whether engines form a step ahead.
+
+    Raises
+    ------
+    ValueError
+        With the rule, the value and the remedy.
+    """
+    connector: ConnectorTable = given["connector"] or ConnectorTable()
+    links: LinksTable = given["links"]
+    if connector.kind not in {None, kind}:
+        raise ValueError(
+            f"connector.kind: engines of the {scheduler} scheduler hand prompts on by "
+            f"{kind}, got {connector.kind}; set it to {kind}, or another "
+            f"engine.scheduler"
+        )
+    for key in connector.model_dump(exclude_none=True).keys() - {"kind"}:
+        if key not in _CONNECTORS[kind]:
+            raise ValueError(
+                f"connector.{key}: {kind} has no such key, which has "
+                f"{', '.join(_CONNECTORS[kind])}; remove it"
+            )
+    if kind != "sglang":
+        return
+    if given["proxy"] is not None:
+        raise ValueError(
+            "proxy: SGLang's gateway sends a request to both engines at once, so that "
+            "there is no order and no decider; remove it"
+        )
+    if links.descriptor_s:
+        raise ValueError(
+            f"links.descriptor_s: SGLang sends slots that lie side by side as one, and "
+            f"how they lie is not followed, got {links.descriptor_s}; remove it"
+        )
+    if is_ahead:
+        raise ValueError(
+            "async_scheduling: overlap scheduling is not built where SGLang's prefill "
+            "and decode are apart; leave it out"
+        )
 
 
 PAIR_KEYS: Final = {

@@ -13,6 +13,7 @@ from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
+from sim.config.pairs import PAIR_KEYS, check_flow
 from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -74,14 +75,8 @@ class RunConfig(ConfigTable):
                     f"fleet.prices.per_gpu_hour.{gpu}: there is no price for the GPU "
                     f"of pool {pool.name}; add one, in {prices.currency} an hour"
                 )
-            name, own = engine.scheduler_kind, engine.generation
-            if pool.role != "serve" and not (
-                own.has_kv_connectors and name == own.name
-            ):
-                raise ValueError(
-                    f"fleet.pools.{place}.role: prefill and decode pools are built of "
-                    f"the v1 generation, got {name}; set engine.scheduler to v1"
-                )
+            if pool.role != "serve":
+                self._check_flow(engine, place)
             self._check_tier(engine, pool)
             self._check_drafts(engine, pool)
             if engine.data_parallel_size > 1:
@@ -90,6 +85,21 @@ class RunConfig(ConfigTable):
                     f"got {engine.data_parallel_size}; remove one of them"
                 )
         return self
+
+    def _check_flow(self, engine: EngineConfig, place: int) -> None:
+        """Refuse engines that hand no prompts on, or not in this way."""
+        name, own, fleet = engine.scheduler_kind, engine.generation, self.fleet
+        assert fleet is not None
+        if not own.kv_flow or name != own.name:
+            raise ValueError(
+                f"fleet.pools.{place}.role: prefill and decode pools are built of the "
+                f"v1 and sglang generations, got {name}; set engine.scheduler to one"
+            )
+        given = {key: getattr(fleet, key) for key in PAIR_KEYS}
+        try:
+            check_flow(own.kv_flow, name, given, is_ahead=engine.schedules_ahead)
+        except ValueError as error:
+            raise ValueError(f"fleet.{error}") from error
 
     def _check_drafts(self, engine: EngineConfig, pool: PoolTable) -> None:
         """Refuse drafts of some engines of a fleet only, and of engines with a role."""

@@ -57,6 +57,11 @@ class Beside(ABC):
     def awaits(self) -> bool:
         """Whether requests wait for what will end by itself."""
 
+    def may_rest(self, now_s: float) -> bool:
+        """Look around for an engine with requests; return whether it can only wait."""
+        del now_s
+        return False
+
     @abstractmethod
     def form(self, now_s: float) -> tuple[int, ...]:
         """Report what has ended, form the batch, and begin what it asks for."""

@@ -239,7 +239,7 @@ class Engine:
         due_steps, quiet = ways.due_steps, ways.quiet
         if quiet is not None:
             quiet_steps, quiet_ends, take_quiet = quiet.most, quiet.ends_s, quiet.take
-        group_usage = recorder.groups
+        group_usage, beside = recorder.groups, self.beside
         groups: Any = getattr(scheduler, "groups", None)
 
         step = self.num_steps
@@ -255,7 +255,9 @@ class Engine:
             if self._actions:
                 self._act()
             if (
-                empty_steps.are_vain or not (running or waiting or self._has_requests())
+                empty_steps.are_vain
+                or not (running or waiting or self._has_requests())
+                or (beside is not None and beside.may_rest(env._now))
             ) and (pace is None or not pace.is_running):
                 if (
                     next_s == inf

@@ -121,28 +121,26 @@ class PairRouter:
         )
 
 
-class Pairs(Replicas):
-    """Prefillers and decoders behind a proxy that takes every request to both.
+class Side(Protocol):
+    """What runs beside the steps of an engine of a pair."""
 
-    ::
+    is_dead: bool
+    on_free: Callable[[], object]
+    """Called when it holds nothing more for another engine."""
 
-        client --> proxy --> prefiller: the prompt and one token, thrown away;
-                      |          its blocks are held
-                      +----> decoder: waits with blocks of its own, reads, decodes
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps blocks for another engine."""
+        ...
 
-    The proxy waits for the prefiller before it calls the decoder. It chooses the
-    decoder then, or first of all.
+
+class TwoPools(Replicas):
+    """Prefillers and decoders, each of which a router chooses among.
 
     Parameters
     ----------
-    env, engines, router, events, renew, slow
-        See `Replicas`; each engine has `PairSteps` beside.
-    decider
-        Says which prompts a decoder computes itself.
-    chooses_decoder_first
-        Whether a request's decoder is known before its prefiller.
-    off
-        See `Replicas`.
+    env, engines, router, events, renew, slow, off
+        See `Replicas`; each engine has a `Side` beside.
 
     Attributes
     ----------
@@ -162,39 +160,33 @@ class Pairs(Replicas):
         events: Sequence[ReplicaEvent],
         renew: Callable[[int, Engine], Engine],
         slow: Callable[[int, Engine, float], None],
-        *,
-        decider: Decider,
-        chooses_decoder_first: bool,
         off: Collection[int] = (),
     ) -> None:
         super().__init__(
             *(env, engines, router, events), partial(self._renewed, renew), slow, off
         )
-        self._decider = decider
-        self._chooses_decoder_first = chooses_decoder_first
-        self._prompts: dict[int, Request] = {}
-        self._decoders: dict[int, int] = {}  # of requests that are not there yet
-        self._tolls_of: dict[PairSteps, Toll] = {}
         self.num_local = 0
         self.all_scrapes: list[Scrapes] = []
         for place in range(len(engines)):
-            self._heed_leases(place, engines[place])
+            self._heed(place, engines[place])
 
     def _renewed(
         self, renew: Callable[[int, Engine], Engine], place: int, engine: Engine
     ) -> Engine:
         new = renew(place, engine)
-        self._heed_leases(place, new)
+        self._heed(place, new)
         return new
 
-    def _heed_leases(self, place: int, engine: Engine) -> None:
+    def _heed(self, place: int, engine: Engine) -> None:
         """Let a prefiller that drains end when all its blocks have been read."""
-        cast("PairSteps", engine.beside).on_free = partial(self._freed, place)
+        cast("Side", engine.beside).on_free = partial(self._freed, place)
 
-    def _side(self, place: int) -> PairSteps:
-        return cast("PairSteps", self.engines[place].beside)
+    def _freed(self, place: int) -> None:
+        if self.roster.states[place] is ReplicaState.DRAINING:
+            self._end_drained(place)
 
-    # -- requests -------------------------------------------------------------
+    def _is_needed(self, engine: Engine) -> bool:
+        return super()._is_needed(engine) or cast("Side", engine.beside).holds
 
     def _serves(self) -> bool:
         return self._has_ready(self.router.prefill_places) and self._has_ready(
@@ -205,10 +197,59 @@ class Pairs(Replicas):
         return any(self.roster.states[place] is ReplicaState.READY for place in places)
 
     def _hand_over(self, request: Request) -> None:
-        """Send the prompt of a request to a prefiller, or all of it to a decoder."""
-        request.kv_transfer_params = None
         for scrapes in self.all_scrapes:
             scrapes.wake()
+
+    def _give_back(self, request: Request, prompt: Request) -> None:
+        """Let the client see that its request ended at the prefiller."""
+        request.status, request.reason = prompt.status, prompt.reason
+        on_end, request.on_end = request.on_end, None
+        if on_end is not None:
+            on_end(request)
+        self._look_for_end()
+
+
+class Pairs(TwoPools):
+    """Prefillers and decoders behind a proxy that takes every request to both.
+
+    ::
+
+        client --> proxy --> prefiller: the prompt and one token, thrown away;
+                      |          its blocks are held
+                      +----> decoder: waits with blocks of its own, reads, decodes
+
+    The proxy waits for the prefiller before it calls the decoder. It chooses the
+    decoder then, or first of all.
+
+    Parameters
+    ----------
+    parts
+        See `TwoPools`, in its order; each engine has `PairSteps` beside.
+    decider
+        Says which prompts a decoder computes itself.
+    chooses_decoder_first
+        Whether a request's decoder is known before its prefiller.
+    """
+
+    def __init__(
+        self, *parts: Any, decider: Decider, chooses_decoder_first: bool
+    ) -> None:
+        super().__init__(*parts)
+        self._decider = decider
+        self._chooses_decoder_first = chooses_decoder_first
+        self._prompts: dict[int, Request] = {}
+        self._decoders: dict[int, int] = {}  # of requests that are not there yet
+        self._tolls_of: dict[PairSteps, Toll] = {}
+
+    def _side(self, place: int) -> PairSteps:
+        return cast("PairSteps", self.engines[place].beside)
+
+    # -- requests -------------------------------------------------------------
+
+    def _hand_over(self, request: Request) -> None:
+        """Send the prompt of a request to a prefiller, or all of it to a decoder."""
+        super()._hand_over(request)
+        request.kv_transfer_params = None
         router, decider, number = self.router, self._decider, request.request_id
         cached: list[int] = []
         if decider.needs_prefixes:  # as they are before it chooses
@@ -220,7 +261,7 @@ class Pairs(Replicas):
             self.num_local += 1
             self._decode(request)
             return
-        prompt = self._prompts[number] = _prompt_of(request)
+        prompt = self._prompts[number] = prompt_of(request)
         place = self._places[number] = router.choose_prefill(prompt)
         prompt.on_end = partial(self._prefilled, request, place)
         self.engines[place].submit(prompt)
@@ -264,14 +305,6 @@ class Pairs(Replicas):
         else:
             self._give_back(request, prompt)
 
-    def _give_back(self, request: Request, prompt: Request) -> None:
-        """Let the client see that its request ended at the prefiller."""
-        request.status, request.reason = prompt.status, prompt.reason
-        on_end, request.on_end = request.on_end, None
-        if on_end is not None:
-            on_end(request)
-        self._look_for_end()
-
     def _decode(self, request: Request) -> None:
         """Send a request to its decoder."""
         place = self._decoders.pop(request.request_id, None)
@@ -310,13 +343,6 @@ class Pairs(Replicas):
 
     # -- replicas -------------------------------------------------------------
 
-    def _is_needed(self, engine: Engine) -> bool:
-        return super()._is_needed(engine) or cast("PairSteps", engine.beside).holds
-
-    def _freed(self, place: int) -> None:
-        if self.roster.states[place] is ReplicaState.DRAINING:
-            self._end_drained(place)
-
     def _die(self, event: ReplicaEvent) -> None:
         num_tolls, side = len(self._tolls), self._side(event.place)
         super()._die(event)
@@ -333,7 +359,7 @@ class Pairs(Replicas):
                 decoder.fail_from(side)
 
 
-def _prompt_of(request: Request) -> Request:
+def prompt_of(request: Request) -> Request:
     """Return what a prefiller is asked for: the prompt, and one token."""
     prompt = request.again()
     prompt.max_num_tokens = min(prompt.num_prompt_tokens + 1, request.max_num_tokens)

@@ -34,7 +34,7 @@ class Prompt(Protocol):
 
 
 class Read(Protocol):
-    """A pull that has ended."""
+    """A pull, or a prompt sent, that has ended."""
 
     request: Request
     num_blocks: int
@@ -152,6 +152,7 @@ def _split(
     queue_s, prefill_s = first_s - arrival_s, token_s - first_s
     transfer_s, decode_s = np.zeros(len(ids)), np.zeros(len(ids))
     began_s, ended_s, pull_s, pulled_s, _ = times_s[row[is_read]].T
+    pull_s = np.maximum(pull_s, ended_s)  # chunks may have gone before
     queue_s[is_read] = (began_s - arrival_s[is_read]) + (pull_s - ended_s)
     prefill_s[is_read] = ended_s - began_s
     transfer_s[is_read] = pulled_s - pull_s

@@ -81,7 +81,7 @@ class Parts:
         ``reason_not_to``, too. Or None: `scheduler` does that by itself, or never.
     connected, queued_connected, ahead_connected
         In place of `scheduler`, `queued` and `ahead` where settings have a KV connector
-        (``has_connector``), or None.
+        (``has_connector``), or None. The first may be a function.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -101,7 +101,7 @@ class Parts:
     queued: type | None = None
     ahead: Any = None
     speculative: type | None = None
-    connected: type | None = None
+    connected: Callable[..., Any] | None = None
     queued_connected: type | None = None
     ahead_connected: Any = None
     clocked: Any = None
@@ -257,6 +257,9 @@ class Generation:
         Whether layers of several kinds share its pool.
     has_kv_connectors
         Whether blocks may come from a tier behind the pool, or another engine.
+    kv_flow
+        How its prefillers hand prompts to decoders (``fleet.connector.kind``); empty if
+        they do not.
     always_ahead
         Whether all its releases form a step ahead by default.
     ahead_in_words
@@ -293,6 +296,7 @@ class Generation:
     has_drafts: bool = False
     has_kv_cache_groups: bool = False
     has_kv_connectors: bool = False
+    kv_flow: str = ""
     always_ahead: bool = False
     ahead_in_words: str = "asynchronous scheduling"
     heeds_priority_in_chunks: bool = True

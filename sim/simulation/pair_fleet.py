@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import build
 from sim.costs.transfers import pages_of
 from sim.engine.deciders import DECIDERS
 from sim.engine.network import Network
-from sim.engine.pairs import PairRouter, Pairs
-from sim.engine.pulls import ConsumerSteps, PairSteps, ProducerSteps, PullRules
+from sim.engine.pairs import PairRouter, Pairs, TwoPools
+from sim.engine.pulls import ConsumerSteps, ProducerSteps, PullRules
+from sim.engine.room_pairs import RoomPairs
+from sim.engine.rooms import ReceiverSteps, SenderSteps
 from sim.engine.scrapes import Scrapes
 from sim.errors import ConfigError
 from sim.hardware.interconnects import load_interconnect
@@ -21,13 +24,15 @@ from sim.simulation.autoscaling import add_autoscalers, places_off
 from sim.simulation.fleet import Fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sim.config.fleet import FleetTable
     from sim.costs.base import CostModel
+    from sim.engine.beside import Beside
     from sim.engine.clock import Clock
     from sim.engine.deciders import Decider
     from sim.engine.engines import Engines
+    from sim.engine.loop import Engine
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.simulation.pools import Pool
@@ -72,7 +77,7 @@ class PairFleet(Fleet):
         )
         self._block_bytes = [_block_bytes(pool) for pool in self._owners]
         self._log = PullLog(pools[0].capacity.block_size, self._block_bytes)
-        self._pairs: Pairs | None = None
+        self._pairs: TwoPools | None = None
 
     def _make_router(self, table: FleetTable, seed: int) -> PairRouter:
         places: dict[str, list[int]] = {"prefill": [], "decode": []}
@@ -109,14 +114,7 @@ class PairFleet(Fleet):
         engines = [
             self._engine(place, None, None) for place in range(len(self.schedulers))
         ]
-        pairs = self._pairs = Pairs(
-            *(self.env, engines, self.router, self.events),
-            renew=self._renewed,
-            slow=self._slow,
-            decider=self._decider,
-            chooses_decoder_first=self._proxy.order == "decode_first",
-            off=places_off(self._table),
-        )
+        pairs = self._pairs = self._make_pairs(engines)
         add_autoscalers(pairs, self._table)
         router = self.router
         for each, places in (
@@ -127,7 +125,15 @@ class PairFleet(Fleet):
                 pairs.all_scrapes.append(self._scrapes(each, places, pairs))
         return pairs
 
-    def _scrapes(self, router: Any, places: Sequence[int], pairs: Pairs) -> Scrapes:
+    def _make_pairs(self, engines: list[Engine]) -> TwoPools:
+        return Pairs(
+            *(self.env, engines, self.router, self.events),
+            *(self._renewed, self._slow, places_off(self._table)),
+            decider=self._decider,
+            chooses_decoder_first=self._proxy.order == "decode_first",
+        )
+
+    def _scrapes(self, router: Any, places: Sequence[int], pairs: TwoPools) -> Scrapes:
         return Scrapes(
             self.env,
             router,
@@ -135,10 +141,10 @@ class PairFleet(Fleet):
             lambda: not pairs.num_in_flight,
         )
 
-    def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> PairSteps:
+    def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:
         pool, log = self._owners[place], self._log
         if pool.role == "prefill":
-            lease_s = float(self._connector.kv_lease_duration)
+            lease_s = float(self._connector.settings("nixl")["kv_lease_duration"])
             return ProducerSteps(scheduler, cost_model, place, lease_s, log)
         rules = _rules(pool, self._links)
         return ConsumerSteps(scheduler, cost_model, place, self._network, rules, log)
@@ -181,6 +187,30 @@ class PairFleet(Fleet):
             key: max((each[key] or 0.0 for each in ratios), default=0.0) or None
             for key in told["imbalance"]
         }
+
+
+class RoomFleet(PairFleet):
+    """A `PairFleet` of SGLang's engines, which are called both at once."""
+
+    def _make_pairs(self, engines: list[Engine]) -> TwoPools:
+        return RoomPairs(
+            *(self.env, engines, self.router, self.events),
+            *(self._renewed, self._slow, places_off(self._table)),
+        )
+
+    def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:
+        pool, links = self._owners[place], self._links
+        if pool.role == "prefill":
+            rules = _rules(pool, links)
+            return SenderSteps(scheduler, cost_model, place, self._network, rules)
+        handshake_s = links.handshake_s
+        return ReceiverSteps(scheduler, cost_model, place, handshake_s, self._log)
+
+
+PAIR_FLEETS: Final[Mapping[str, type[PairFleet]]] = MappingProxyType(
+    {"nixl": PairFleet, "sglang": RoomFleet}
+)
+"""Fleets that prefill and decode apart, by how their engines hand prompts on."""
 
 
 def _bytes_per_s(links: LinksTable) -> float:

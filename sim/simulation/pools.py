@@ -11,13 +11,14 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.sglang.settings import Disaggregation
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.scheduler.v1.dialect import LAST_MINOR, dialect_of
 from sim.simulation.assemble import link_warnings, make_capacity, moved_keys
 from sim.simulation.layout import frees_lone_window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sim.config.engine import EngineConfig
     from sim.config.tables import RunConfig
@@ -143,20 +144,22 @@ def _tier_warnings(engine: EngineConfig) -> Iterator[str]:
         )
 
 
-def transfer_settings(pool: Pool) -> KVTransferSettings | None:
+def transfer_settings(pool: Pool) -> KVTransferSettings | Disaggregation | None:
     """Return what schedulers of a pool are told of the engines beside them."""
-    role = _KV_ROLES.get(pool.role)
-    if role is None:
+    if pool.role not in _KV_ROLES:
         return None
     fleet = pool.config.fleet
     assert fleet is not None
-    table = fleet.connector or ConnectorTable()
-    return KVTransferSettings(
-        role, table.kv_lease_duration, table.kv_load_failure_policy
-    )
+    kind = pool.engine.generation.kv_flow
+    given = (fleet.connector or ConnectorTable()).settings(kind)
+    return _TRANSFERS[kind](pool.role, given)
 
 
 _KV_ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
+_TRANSFERS: dict[str, Callable[..., KVTransferSettings | Disaggregation]] = {
+    "nixl": lambda role, given: KVTransferSettings(_KV_ROLES[role], **given),
+    "sglang": lambda role, given: Disaggregation(role, **given),
+}
 
 
 def _pool(

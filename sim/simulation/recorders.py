@@ -12,7 +12,6 @@ from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.v1.connectors.offloading import OffloadingConnector
-from sim.scheduler.v1.connectors.pulling import ProducerConnector
 from sim.simulation.offloading import transfer_log
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def make_recorder(
         }
         if drafts is not None:
             return DraftRecorder(drafts.num_speculative_tokens, **more)
-        if isinstance(getattr(scheduler, "connector", None), ProducerConnector):
+        if pool.role == "prefill":
             return PromptRecorder(**more)
         if isinstance(getattr(scheduler, "connector", None), OffloadingConnector):
             log = transfer_log(pool.engine, pool.capacity, scheduler)

@@ -30,7 +30,7 @@ from sim.simulation.arrivals import Arrivals
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, why_own
 from sim.simulation.offloading import offloaded_steps
-from sim.simulation.pair_fleet import PairFleet
+from sim.simulation.pair_fleet import PAIR_FLEETS
 from sim.simulation.pools import pools_of
 from sim.simulation.progress import Progress
 from sim.simulation.recorders import make_recorder
@@ -234,7 +234,10 @@ class Simulation:
         table = self.config.fleet
         assert table is not None
         assert isinstance(self.recorder, RankRecorders)
-        fleet = self._fleet = (PairFleet if table.has_roles else Fleet)(
+        kind: type[Fleet] = Fleet
+        if table.has_roles:
+            kind = PAIR_FLEETS[self.pools[0].engine.generation.kv_flow]
+        fleet = self._fleet = kind(
             *(self.env, self.pools, self.recorder, table),
             specs=self.specs,
             seed=self.config.seed,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.base import Scheduler
     from sim.scheduler.generation import Generation
+    from sim.scheduler.sglang.settings import Disaggregation
     from sim.scheduler.v1.connectors.settings import KVTransferSettings
     from sim.simulation.offloading import SharedTiers
     from workloads.spec import RequestSpec
@@ -54,7 +55,7 @@ def make_scheduler(
     specs: Sequence[RequestSpec] = (),
     *,
     on_clock: bool = False,
-    kv_transfer: KVTransferSettings | None = None,
+    kv_transfer: KVTransferSettings | Disaggregation | None = None,
     shared_tiers: SharedTiers | None = None,
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.

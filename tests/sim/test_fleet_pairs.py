@@ -422,7 +422,12 @@ def without(key: str) -> dict[str, Any]:
         (fleet_of(links={"bytes": 1}), {}, "links.bytes: unknown key; did you mean"),
         (fleet_of(links={"bytes_per_s": 0}), {}, "links.bytes_per_s: "),
         (fleet_of(links={"interconnect": "infini"}), {}, "unknown interconnect"),
-        (fleet_of(connector={"kind": "sglang"}), {}, "SGLang's flow, .* is not built"),
+        (fleet_of(connector={"kind": "sglang"}), {}, "hand prompts on by nixl, got sg"),
+        (
+            fleet_of(connector={"num_reserved_decode_tokens": 5}),
+            {},
+            "connector.num_reserved_decode_tokens: nixl has no such key",
+        ),
         (fleet_of(proxy={"order": "both"}), {}, "order: must be one of prefill_first"),
         (
             fleet_of(proxy={"decider": {"kind": "isl_bounding"}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from sim.scheduler.generation import Generation, GraphRule, Parts, Server, SwapRule
 from sim.scheduler.sglang.names import (
@@ -11,6 +12,11 @@ from sim.scheduler.sglang.names import (
     NEGATED,
     SAME_SWITCHES,
 )
+
+if TYPE_CHECKING:
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.sglang.scheduler import SglangScheduler
+    from sim.scheduler.sglang.settings import Settings
 
 
 def _parts() -> Parts:
@@ -26,7 +32,17 @@ def _parts() -> Parts:
         queued=SglangScheduler,
         ahead=ClockedSglangScheduler,
         clocked=ClockedSglangScheduler,
+        connected=_one_side,
     )
+
+
+def _one_side(settings: Settings, cache: CacheConfig) -> SglangScheduler:
+    """Return the scheduler of an engine that only prefills, or only decodes."""
+    from sim.scheduler.sglang.decode import DecodeScheduler
+    from sim.scheduler.sglang.prefill import PrefillScheduler
+
+    kind = DecodeScheduler if settings.only_decodes else PrefillScheduler
+    return kind(settings, cache)
 
 
 SGLANG = Generation(
@@ -63,6 +79,7 @@ SGLANG = Generation(
     keeps_decode_clock=True,
     has_batch_queue=True,
     has_pipelines=False,
+    kv_flow="sglang",
     always_ahead=True,
     ahead_in_words="overlap scheduling",
     server=Server(

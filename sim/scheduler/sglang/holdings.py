@@ -81,7 +81,7 @@ class Holdings:
             if self.tree is None
             else TreeCache(self.allocator, self.tree)
         )
-        self.request_slots = RequestSlots(settings.max_running_requests)
+        self.request_slots = RequestSlots(settings.num_request_slots)
         self.holders: dict[Entry, None] = {}
         self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0
         self.num_evictions = 0
@@ -89,6 +89,7 @@ class Holdings:
         self.prefix_cache_stats = PrefixCacheStats()
         self._page_size = settings.page_size
         self._num_tokens = settings.max_total_num_tokens
+        self._copies = settings.only_decodes
 
     def all_tokens(self, entry: Entry) -> Slots:
         """Return prompt and outputs of a request."""
@@ -210,29 +211,41 @@ class Holdings:
     ) -> list[Preemption]:
         """Take the slots of a running request, which is computed again later.
 
-        Room for some steps of those that are left is made at once.
+        Where prompts are computed elsewhere it is copied to the host instead. Room for
+        some steps of those that are left is made at once.
 
         Returns
         -------
         list of Preemption
             One, or none for a request that was withdrawn.
         """
-        before = self.num_used_tokens
+        before, num_moved = self.num_used_tokens, 0
+        if self._copies:
+            num_moved = -(-entry.table.num_stored_tokens // self._page_size)
         self.release(entry)
         self.cache.make_room(num_left * RETRACT_DECODE_STEPS)
         after = self.num_used_tokens
         entry.retract()
         if entry.is_ended:
             return []
+        request, num_lost = entry.request, 0
+        if self._copies:
+            request.move_to(RequestStatus.SWAPPED)
+            request.num_preemptions += 1
+            request.end_streak()
+        else:
+            num_lost = request.preempt()
         return [
             Preemption(
-                request=entry.request,
+                request=request,
                 for_request=for_entry.request,
                 reason=reason,
-                mode=PreemptionMode.RECOMPUTE,
-                num_tokens_lost=entry.request.preempt(),
+                mode=(
+                    PreemptionMode.SWAP if self._copies else PreemptionMode.RECOMPUTE
+                ),
+                num_tokens_lost=num_lost,
                 num_blocks_freed=(before - after) // self._page_size,
-                num_blocks_moved=0,
+                num_blocks_moved=num_moved,
                 kv_cache_usage_before=before / self._num_tokens,
                 kv_cache_usage_after=after / self._num_tokens,
             )

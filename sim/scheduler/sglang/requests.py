@@ -199,6 +199,8 @@ class Mode(Enum):
     """A token of each running request."""
     MIXED = "mixed"
     """Both."""
+    PREBUILT = "prebuilt"
+    """Nothing: prompts, and their first tokens, have come from another engine."""
 
 
 @dataclass(slots=True)
@@ -270,6 +272,9 @@ class SglangOutput(SchedulerOutput):
     def take(self, batch: ScheduleBatch) -> None:
         """Say what a batch is, in the engine's terms, and count its tokens."""
         self.mode, self.num_decoding = batch.mode, batch.num_decoding
+        if batch.mode is Mode.PREBUILT:
+            self._take_prebuilt(batch)
+            return
         counts = Batch(0)
         num_extending = len(batch.entries) - batch.num_decoding
         if batch.mode is Mode.DECODE:
@@ -292,3 +297,15 @@ class SglangOutput(SchedulerOutput):
                 counts.num_recomputed_tokens += num_again
         self.shape = counts.shape()
         self.num_recomputed_tokens = counts.num_recomputed_tokens
+
+    def _take_prebuilt(self, batch: ScheduleBatch) -> None:
+        """Let first tokens come, and what was withdrawn end."""
+        for entry in batch.entries:
+            num_stored, request = entry.table.num_stored_tokens, entry.request
+            if entry.is_ended:
+                self.entries.append((entry, num_stored, 0))
+            elif not request.num_output_tokens:
+                request.num_computed_tokens = num_stored
+                self.entries.append((entry, num_stored, 0))
+                self.scheduled.append(request)
+                self.num_scheduled_tokens.append(0)

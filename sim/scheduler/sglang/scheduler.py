@@ -145,6 +145,10 @@ class SglangScheduler:
         prompt = self.holdings.numbers.prompt(request)
         entry = Entry.of(request, prompt, self.settings)
         self._entries[request] = entry
+        self._enter(entry)
+
+    def _enter(self, entry: Entry) -> None:
+        """Put a request that has come, or comes back, into a queue."""
         self.queue.enter(entry)
 
     def abort(self, request: Request) -> None:
@@ -252,7 +256,7 @@ class SglangScheduler:
     ) -> None:
         """Take requests from the head of the queue until one does not fit."""
         running = self.running_batch
-        most = self.settings.max_running_requests - num_running
+        most = self._num_admissible(num_running)
         for entry in self.queue.entries:
             if len(adder.taken) >= most:
                 running.is_full = True
@@ -269,6 +273,9 @@ class SglangScheduler:
                 if added is Added.NO_TOKEN:
                     running.is_full = True
                 break
+
+    def _num_admissible(self, num_running: int) -> int:
+        return self.settings.max_running_requests - num_running
 
     # -- decode ---------------------------------------------------------------
 
@@ -322,7 +329,7 @@ class SglangScheduler:
         self.running_batch.entries = entries
         self.ratio.retracted(entries)
         for entry in retracted:
-            self.queue.enter(entry)
+            self._enter(entry)
 
     # -- priorities -----------------------------------------------------------
 

@@ -19,8 +19,25 @@ RETRACT_DECODE_STEPS: Final = 20
 CLIP_MAX_NEW_TOKENS: Final = 4096
 IN_BATCH_PREFIX_TOKENS: Final = 32
 LONGEST_MATCHED_QUEUE: Final = 128
+FEW_REQUESTS: Final = 32
 """The release's environment variables, at their defaults: SGLang 0.5.9,
 ``environ.py`` and ``managers/schedule_policy.py``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """One side of a prefiller and a decoder, under SGLang's names.
+
+    Parameters
+    ----------
+    mode
+        What the engine does: ``"prefill"`` or ``"decode"``.
+    num_reserved_decode_tokens
+        Of a decoder: room that it keeps for each request that it has.
+    """
+
+    mode: str
+    num_reserved_decode_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +84,8 @@ class Settings:
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
         0.5.9 or 0.5.10.
+    kv_transfer
+        What it does beside engines that do the other part; None for both parts.
 
     Raises
     ------
@@ -96,7 +115,7 @@ class Settings:
     overlap: bool = field(default=False, metadata={"key": "async_scheduling"})
     need_sort: bool = False
     engine_version: str = "0.5.9"
-    has_connector: bool = field(default=False, init=False)
+    kv_transfer: Disaggregation | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -143,6 +162,25 @@ class Settings:
                 "radix_eviction_policy: slru is of SGLang 0.5.10, got engine_version "
                 f"{self.engine_version}; take lru"
             )
+
+    @property
+    def has_connector(self) -> bool:
+        """Whether it only prefills, or only decodes."""
+        return self.kv_transfer is not None
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether prompts are computed elsewhere."""
+        return self.kv_transfer is not None and self.kv_transfer.mode == "decode"
+
+    @property
+    def num_request_slots(self) -> int:
+        """Rows of the table of requests: a small decoder has some for newcomers.
+
+        Source: SGLang 0.5.9, ``model_executor/model_runner_kv_cache_mixin.py``.
+        """
+        most = self.max_running_requests
+        return most * 3 if self.only_decodes and most <= FEW_REQUESTS else most
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -84,6 +84,7 @@ V1 = Generation(
     has_drafts=True,
     has_kv_cache_groups=True,
     has_kv_connectors=True,
+    kv_flow="nixl",
 )
 
 

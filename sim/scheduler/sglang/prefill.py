@@ -1,0 +1,158 @@
+"""The scheduler of SGLang's engines that compute prompts for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cache.errors import require
+from sim.scheduler.sglang.rooms import Send, room_of
+from sim.scheduler.sglang.scheduler import SglangScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.sglang.requests import Entry, ScheduleBatch, SglangOutput
+    from sim.scheduler.sglang.settings import Settings
+
+APART: Final = "prefill and decode are apart, and requests are looked at one by one"
+"""Why steps are taken one by one."""
+
+
+class PrefillScheduler(SglangScheduler):
+    """`SglangScheduler` that only prefills, and holds prompts until they are sent.
+
+    ::
+
+        bootstrapping   its decoder has no slots for it yet
+        queue           as ever; nothing decodes beside
+        in_flight       computed, and sent to the decoder; then the tree may evict it
+
+    A chunk is sent, as far as its pages are full, when the next one is formed, and the
+    rest with the first token.
+
+    Attributes
+    ----------
+    bootstrapping, in_flight
+        See above, in order.
+    sends
+        Pages whose sending begins; whoever sends them empties it.
+
+    Notes
+    -----
+    Source: SGLang 0.5.9, ``disaggregation/prefill.py``, without overlap.
+    """
+
+    stepwise_reason = APART
+
+    def __init__(self, settings: Settings, cache: CacheConfig | None = None) -> None:
+        super().__init__(apart(settings), cache)
+        self.bootstrapping: list[Entry] = []
+        self.in_flight: dict[Request, Entry] = {}
+        self.sends: list[Send] = []
+        self._num_sent: dict[Entry, int] = {}  # pages of prompts on their way
+        self._num_buffers = 2 * self.settings.max_running_requests
+
+    @property
+    def num_waiting(self) -> int:
+        return super().num_waiting + len(self.bootstrapping)
+
+    def _enter(self, entry: Entry) -> None:
+        self.bootstrapping.append(entry)
+
+    def abort(self, request: Request) -> None:
+        entry = self._entries[request]
+        if entry in self.bootstrapping:
+            self.bootstrapping.remove(entry)
+            self.queue.enter(entry)  # out of which it is withdrawn
+        super().abort(request)
+        if not entry.is_ended:
+            self._num_sent.pop(entry, None)
+
+    # -- a call ---------------------------------------------------------------
+
+    def rests(self) -> bool:
+        """Look for prompts whose turn may come; return whether there are none."""
+        if self.chunked is None and not self.queue.entries:
+            self._pop_bootstrapped()
+        return self.chunked is None and not self.queue.entries
+
+    def schedule(self, now_s: float) -> SglangOutput:
+        self._pop_bootstrapped()
+        output = super().schedule(now_s)
+        output.stuck = output.mode is None
+        return output
+
+    def _pop_bootstrapped(self) -> None:
+        """Let prompts wait for their turn for which there are slots to send them to."""
+        if not self.bootstrapping:
+            return
+        num_left = self._num_buffers - len(self._num_sent)
+        still: list[Entry] = []
+        for entry in self.bootstrapping:
+            if num_left and room_of(entry.request).is_allocated:
+                self._num_sent[entry] = 0
+                self.queue.enter(entry)
+                num_left -= 1
+            else:
+                still.append(entry)
+        self.bootstrapping = still
+
+    def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
+        self.running_batch.is_full = False
+        if self.chunked is not None:
+            self.holdings.share(self.chunked, is_chunk=True)
+            self._send(self.chunked, is_last=False)
+        return self._prefill_batch(output)
+
+    def _num_admissible(self, num_running: int) -> int:
+        num_rows = self.holdings.request_slots.num_free
+        return min(super()._num_admissible(num_running), num_rows)
+
+    # -- prompts that are sent --------------------------------------------------
+
+    def _send(self, entry: Entry, *, is_last: bool) -> None:
+        num_tokens, size = entry.num_fill_tokens, self.settings.page_size
+        num_pages = -(-num_tokens // size) if is_last else num_tokens // size
+        num_new = num_pages - self._num_sent[entry]
+        self._num_sent[entry] = num_pages
+        if num_new and not entry.is_ended:
+            self.sends.append(Send(entry.request, num_new, is_last))
+
+    def _end(self, entry: Entry) -> None:
+        if entry.is_ended:
+            super()._end(entry)
+            del self._num_sent[entry]
+            return
+        entry.is_finished = True
+        self.holdings.share(entry)
+        self._send(entry, is_last=True)
+        self.in_flight[entry.request] = entry
+        self.ended.append(entry.request)
+        del self._entries[entry.request]
+
+    def release(self, requests: Iterable[Request]) -> None:
+        """Let go of prompts that have been sent, or that nobody wants any more."""
+        for request in requests:
+            entry = self.in_flight.pop(request)
+            self.holdings.end(entry)
+            del self._num_sent[entry]
+
+    def check(self) -> None:
+        super().check()
+        require(
+            all(entry.slot < 0 for entry in self.bootstrapping),
+            "a prompt holds slots before its decoder does",
+        )
+        held = {*self.in_flight.values()}
+        require(
+            held <= self.holdings.holders.keys(),
+            "a prompt is being sent of which nothing is held",
+        )
+
+
+def apart(settings: Settings) -> Settings:
+    """Return what the release makes of settings where prefill and decode are apart."""
+    return replace(settings, need_sort=True, max_queued_requests=None)

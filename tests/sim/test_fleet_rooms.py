@@ -1,0 +1,424 @@
+"""SGLang's prefill and decode pools: slots before prompts, sends, deaths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.config.tables import parse_config
+from sim.engine.engines import Engines
+from sim.engine.rooms import SenderSteps
+from sim.errors import ConfigError
+from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.sglang.decode import DecodeScheduler
+from sim.scheduler.sglang.prefill import PrefillScheduler
+from sim.scheduler.sglang.rooms import Room
+from sim.scheduler.sglang.settings import Disaggregation, Settings
+from sim.simulation.run import Simulation
+from tests.sim.build import request_from_spec, spec
+from tests.sim.test_fleet_pairs import event, fleet_of
+from tests.sim.test_fleet_run import SESSIONS, data_of
+
+if TYPE_CHECKING:
+    from sim.results.run import Results
+    from sim.scheduler.request import Request
+
+TIGHT: dict[str, Any] = {
+    "scheduler": "sglang",
+    "max_total_tokens": 2400,
+    "max_model_len": 1024,
+}
+LIMITS = {"max_total_num_tokens": 2400, "max_running_requests": 8, "context_len": 2000}
+
+
+def decoder(reserve: int = 512, **more: Any) -> DecodeScheduler:
+    side = Disaggregation("decode", reserve)
+    return DecodeScheduler(Settings(**LIMITS | more, kv_transfer=side))
+
+
+def arriving(number: int, num_prompt: int, num_outputs: int = 50) -> Request:
+    request = request_from_spec(
+        spec(number, 0.0, num_prompt, num_outputs), num_prompt + num_outputs
+    )
+    request.kv_transfer_params = {"bootstrap_room": Room(0.0)}
+    return request
+
+
+def room_of(request: Request) -> Room:
+    parameters: Any = request.kv_transfer_params
+    room: Room = parameters["bootstrap_room"]
+    return room
+
+
+# -- rules, by their source -----------------------------------------------------------
+
+
+def test_slots_are_given_while_reserves_hold() -> None:
+    """2,400 less 100 + 512 three times leaves 564, which 612 do not fit into."""
+    scheduler = decoder()
+    requests = [arriving(number, 100) for number in range(5)]
+    for request in requests:
+        scheduler.add_request(request)
+    assert scheduler.rests(0.0)
+    assert scheduler.allocated == requests[:3]
+    assert [room_of(each).is_allocated for each in requests] == [True] * 3 + [False] * 2
+    assert scheduler.cache_usage().num_physical_blocks == 300
+    assert requests[0].status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert scheduler.rests(1.0)  # 2,100 free, 3 x 512 of them kept
+    assert len(scheduler.allocated) == 3
+    scheduler.check()
+
+
+def test_the_first_that_does_not_fit_holds_up_the_others() -> None:
+    scheduler = decoder()
+    requests = [arriving(0, 1500), arriving(1, 1500), arriving(2, 10)]
+    for request in requests:
+        scheduler.add_request(request)
+    assert scheduler.rests(0.0)
+    assert scheduler.allocated == requests[:1]
+
+
+def test_a_request_must_come_to_its_limit_if_all_others_leave() -> None:
+    """Of 2,400 a prompt of 1,000 that may write 1,400 fits, but not beside another."""
+    scheduler = decoder(0, context_len=4000)
+    first, second = arriving(0, 10, 10), arriving(1, 1000, 1400)
+    scheduler.add_request(first)
+    scheduler.add_request(second)
+    assert scheduler.rests(0.0)
+    assert scheduler.allocated == [first]
+    scheduler.abort(first)
+    assert scheduler.rests(0.0)
+    assert scheduler.allocated == [first, second]
+
+
+def test_what_never_fits_is_refused() -> None:
+    assert decoder().admission_error(arriving(0, 1888)) is None
+    error = decoder().admission_error(arriving(0, 1889))
+    assert error is not None
+    assert "a prompt of 1889 tokens never fits the decoder: with 512" in error
+
+
+def test_slots_wait_for_the_handshake_and_for_no_other() -> None:
+    scheduler = decoder()
+    late, soon = arriving(0, 10), arriving(1, 10)
+    room_of(late).met_s = 1.0
+    for request in (late, soon):
+        scheduler.add_request(request)
+    assert scheduler.rests(0.5)
+    assert scheduler.allocated == [soon]
+    assert scheduler.rests(1.0)
+    assert scheduler.allocated == [soon, late]
+
+
+def step(scheduler: DecodeScheduler, now_s: float) -> Any:
+    """Take a step; return its batch, all of which got a token that may get one."""
+    output = scheduler.schedule(now_s)
+    delivery = scheduler.deliver(output)
+    for request in delivery.requests:
+        request.num_tokens += 1
+    scheduler.update([])
+    return output
+
+
+def test_a_prebuilt_batch_brings_first_tokens_and_computes_nothing() -> None:
+    scheduler = decoder()
+    request = arriving(0, 100)
+    scheduler.add_request(request)
+    assert scheduler.rests(0.0)
+    room_of(request).has_arrived = True
+    assert not scheduler.rests(1.0)
+    output = step(scheduler, 1.0)
+    assert (output.mode.value, output.shape) == ("prebuilt", EMPTY_SHAPE)
+    assert request.num_output_tokens == 1
+    output = step(scheduler, 2.0)
+    assert output.shape == BatchShape(1, 101, 0, 0, 0, 0)
+    assert request.num_output_tokens == 2
+    assert scheduler.cache_usage().num_physical_blocks == 101
+
+
+def test_no_more_run_than_may() -> None:
+    scheduler = decoder(0, max_running_requests=2)
+    requests = [arriving(number, 10) for number in range(4)]
+    for request in requests:
+        scheduler.add_request(request)
+        room_of(request).has_arrived = True
+    assert not scheduler.rests(0.0)  # twice as many rows as may run besides
+    assert scheduler.joined == requests
+    assert step(scheduler, 0.0).scheduled == requests[:2]
+    assert step(scheduler, 1.0).scheduled == requests[:2]
+    assert scheduler.num_waiting == 2
+
+
+def test_a_retraction_is_a_copy_to_the_host() -> None:
+    """Four of 20 tokens fill 100 after five more each: one goes, and comes back."""
+    scheduler = decoder(0, max_total_num_tokens=100)
+    requests = [arriving(number, 20, 20) for number in range(4)]
+    for request in requests:
+        scheduler.add_request(request)
+        room_of(request).has_arrived = True
+    assert not scheduler.rests(0.0)
+    assert scheduler.joined == requests
+    for now_s in range(6):
+        assert not step(scheduler, float(now_s)).preemptions
+    output = step(scheduler, 6.0)
+    (preemption,) = output.preemptions
+    victim = preemption.request
+    assert (preemption.mode.value, preemption.num_tokens_lost) == ("swap", 0)
+    assert preemption.num_blocks_moved == output.shape.num_swapped_out_blocks == 25
+    assert (victim.status, victim.num_tokens) == (RequestStatus.SWAPPED, 26)
+    assert (scheduler.num_running, scheduler.num_swapped) == (3, 1)
+    newcomer = arriving(4, 1, 1)
+    scheduler.add_request(newcomer)
+    step(scheduler, 7.0)
+    assert not room_of(newcomer).is_allocated  # the one that was retracted is first
+    scheduler.abort(next(each for each in requests if each is not victim))
+    step(scheduler, 8.0)  # which gives it its last token
+    output = step(scheduler, 9.0)
+    assert output.mode.value == "prebuilt"
+    assert output.shape == EMPTY_SHAPE._replace(num_swapped_in_blocks=25)
+    assert (victim.status, victim.num_tokens) == (RequestStatus.RUNNING, 26)
+    assert room_of(newcomer).is_allocated
+    step(scheduler, 10.0)
+    assert victim.num_tokens == 27
+    scheduler.check()
+
+
+def test_a_prompt_is_sent_by_whole_pages_and_held_until_then() -> None:
+    side = Disaggregation("prefill")
+    limits = LIMITS | {"page_size": 16, "chunked_prefill_size": 48}
+    scheduler = PrefillScheduler(Settings(**limits, kv_transfer=side))
+    prompt = arriving(0, 100, 1)
+    scheduler.add_request(prompt)
+    assert scheduler.rests()
+    room_of(prompt).is_allocated = True
+    assert not scheduler.rests()
+    for now_s in (0.0, 1.0, 2.0):
+        delivery = scheduler.deliver(scheduler.schedule(now_s))
+        for request in delivery.requests:
+            request.num_tokens += 1
+            request.move_to(RequestStatus.FINISHED_STOPPED)
+        scheduler.update(delivery.requests)
+    sent = [(send.num_pages, send.is_last) for send in scheduler.sends]
+    assert sent == [(3, False), (3, False), (1, True)]
+    assert list(scheduler.in_flight) == [prompt]
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    scheduler.check()
+    assert scheduler.cache_usage().num_physical_blocks == 7
+    scheduler.release([prompt])
+    assert scheduler.cache_usage().num_physical_blocks == 0
+    assert scheduler.tree is not None
+    assert scheduler.tree.num_evictable_tokens == 96
+    scheduler.check()
+
+
+# -- runs ------------------------------------------------------------------------------
+
+
+def simulation_of(
+    fleet: dict[str, Any],
+    engine: dict[str, Any] = TIGHT,
+    num_requests: int = 60,
+    rate: float = 60.0,
+    **workload: Any,
+) -> Simulation:
+    data = data_of(engine, fleet, num_requests, rate)
+    data["workload"] |= {"max_tokens": 60} | workload
+    return Simulation(parse_config(data))
+
+
+def checked(simulation: Simulation) -> Results:
+    """Run with proofs every few steps; nothing may be held at the end."""
+    engines = simulation.engine
+    assert isinstance(engines, Engines)
+    results = simulation.run(check_every=3)
+    for engine in engines.engines:
+        scheduler: Any = engine.scheduler
+        side: Any = engine.beside
+        scheduler.check()
+        if not side.is_dead:  # some were withdrawn in the very last step
+            assert scheduler.holdings.holders.keys() <= {*scheduler._ending}
+            assert not isinstance(side, SenderSteps) or not any(side._lots.values())
+    assert not results.summary["stalled"]
+    return results
+
+
+def test_a_lone_request_takes_what_its_parts_take() -> None:
+    """A prompt of five chunks, of which the last 44 tokens go when it is computed."""
+    links = {"bytes_per_s": 2e10, "latency_s": 1e-4, "handshake_s": 0.02}
+    data = data_of(TIGHT | {"max_num_batched_tokens": 64}, fleet_of(1, 1, links=links))
+    data["workload"]["synthetic"] |= {
+        "num_requests": 1,
+        "prompt_tokens": {"kind": "fixed", "tokens": 300},
+        "output_tokens": {"kind": "fixed", "tokens": 3},
+    }
+    simulation = Simulation(parse_config(data))
+    results = checked(simulation)
+    request, pool = results.requests.iloc[0], simulation.pools[0]
+    fixed_s, empty_s = 1e-4, simulation.cost_model.step(EMPTY_SHAPE).total_s
+    last_s = fixed_s + 44 * pool.capacity.block_bytes / 2e10
+    assert request["ttft_queue_s"] == pytest.approx(0.02)  # until they have met
+    assert request["ttft_transfer_s"] == pytest.approx(last_s)
+    assert request["ttft_decode_s"] == pytest.approx(empty_s)
+    assert request["num_transferred_tokens"] == 300
+    assert request["num_output_tokens"] == 3
+    pulls = results.recording.transfer_table
+    assert pulls is not None
+    shape = BatchShape(0, 0, 1, 64, 64, 64 * 65 // 2)
+    first_s = simulation.cost_model.step(shape).total_s
+    assert pulls["begin_s"][0] == pytest.approx(request["arrival_s"] + 0.02 + first_s)
+
+
+def test_each_request_goes_to_two_engines() -> None:
+    results = checked(simulation_of(fleet_of(router={"kind": "sglang_cache_aware"})))
+    summary, requests = results.summary, results.requests
+    assert summary["completed"] == 60
+    assert requests["request_id"].tolist() == list(range(60))
+    assert set(requests["engine"]) == {2, 3}
+    assert set(requests["prefill_engine"]) == {0, 1}
+    parts = ["queue", "prefill", "transfer", "decode"]
+    split = requests[[f"ttft_{part}_s" for part in parts]]
+    assert split.sum(axis=1).to_numpy() == pytest.approx(requests["ttft_s"])
+    assert (split > -1e-12).all(axis=None)
+    assert np.array_equal(
+        requests["num_transferred_tokens"], requests["num_prompt_tokens"]
+    )
+    prefillers = [each for each in summary["engines"] if each["pool"] == "p"]
+    assert sum(each["num_prompts"] for each in prefillers) == 60
+
+
+def test_prompts_that_share_a_prefix_are_sent_whole() -> None:
+    data = data_of(TIGHT | {"max_total_tokens": 9000}, fleet_of(1, 1))
+    data["workload"] = SESSIONS
+    results = checked(Simulation(parse_config(data)))
+    assert results.summary["completed"] == results.summary["num_requests"] == 36
+    requests = results.requests
+    assert requests["num_cached_tokens"].sum() > 0  # the prefiller's
+    assert np.array_equal(
+        requests["num_transferred_tokens"], requests["num_prompt_tokens"]
+    )
+
+
+def test_a_decoder_that_is_short_copies_and_recomputes_nothing() -> None:
+    engine = TIGHT | {"max_total_tokens": 400}
+    fleet = fleet_of(connector={"num_reserved_decode_tokens": 8})
+    data = data_of(engine, fleet, 60, 300.0)
+    data["workload"]["max_tokens"] = 60
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 30},
+        "output_tokens": {"kind": "uniform", "low": 30, "high": 60},
+    }
+    summary = checked(Simulation(parse_config(data))).summary
+    assert summary["num_preemptions_swap"] == summary["num_preemptions"] > 0
+    assert summary["swapped_in_blocks"] == summary["swapped_out_blocks"] > 0
+    assert summary["recomputed_tokens"] == 0
+    assert summary["completed"] == 60
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Fleets of which engines die, drain and come back, and clients that leave."""
+    is_on = [True] * 4
+    events = []
+    for time_s in sorted(draw(st.lists(st.floats(0.05, 1.5), max_size=6))):
+        place = draw(st.integers(0, 3))
+        kind = draw(st.sampled_from(["die", "drain"])) if is_on[place] else "start"
+        more = {}
+        if kind == "die" and draw(st.booleans()):
+            more["requests"] = "lose"
+        events.append(event(time_s, kind, place, **more))
+        is_on[place] = kind == "start"
+    reserve = draw(st.sampled_from([64, 200, 512]))
+    fleet = fleet_of(
+        events=events,
+        links={
+            "bytes_per_s": draw(st.sampled_from([1e8, 1e9, 1e11])),
+            "handshake_s": draw(st.sampled_from([0.0, 0.01])),
+        },
+        connector={"num_reserved_decode_tokens": reserve},
+        router={"kind": draw(st.sampled_from(["round_robin", "llm_d"]))},
+    )
+    engine = TIGHT | {
+        "max_total_tokens": draw(st.sampled_from([800, 1120, 2400])),
+        "page_size": draw(st.sampled_from([1, 4, 16])),
+        "max_num_seqs": draw(st.sampled_from([4, 16, 64])),
+        "max_num_batched_tokens": draw(st.sampled_from([64, 512])),
+    }
+    return fleet, engine, draw(st.sampled_from([0.0, 0.3, 3.0]))
+
+
+def is_conserved(case: tuple[dict[str, Any], dict[str, Any], float]) -> None:
+    fleet, engine, timeout_s = case
+    more: dict[str, Any] = {}
+    if timeout_s:
+        more = {"client": {"timeout_s": timeout_s, "max_retries": 1}}
+    results = checked(simulation_of(fleet, engine, 40, 40.0, **more))
+    requests, summary = results.requests, results.summary
+    assert requests["request_id"].is_unique
+    if timeout_s:
+        return
+    assert requests["request_id"].tolist() == list(range(40))
+    gone = summary["num_lost"] + summary["rejected"]
+    assert summary["completed"] + gone == 40
+
+
+@settings(max_examples=6, deadline=None)
+@given(histories())
+def test_no_request_and_no_slot_is_lost(case: Any) -> None:
+    is_conserved(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(histories())
+def test_no_request_and_no_slot_is_lost_in_many_histories(case: Any) -> None:
+    is_conserved(case)
+
+
+def test_a_prefiller_dies_while_it_sends() -> None:
+    for fate in ("retry", "lose"):
+        events = [event(0.4, "die", 0, requests=fate), event(0.9, "start", 0)]
+        fleet = fleet_of(links={"bytes_per_s": 1e8}, events=events)
+        summary = checked(simulation_of(fleet)).summary
+        assert summary["transfers"]["num_failed"] > 0
+        assert summary["completed"] + summary["num_lost"] == 60
+        assert (summary["num_retried"] > 0) is (fate == "retry")
+
+
+# -- misuse --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fleet", "engine", "line"),
+    [
+        (
+            fleet_of(connector={"kind": "nixl"}),
+            {},
+            "hand prompts on by sglang, got nix",
+        ),
+        (
+            fleet_of(connector={"kv_lease_duration": 5}),
+            {},
+            "connector.kv_lease_duration: sglang has no such key",
+        ),
+        (
+            fleet_of(proxy={"order": "decode_first"}),
+            {},
+            "proxy: SGLang's gateway sends a request to both",
+        ),
+        (
+            fleet_of(links={"bytes_per_s": 1e9, "descriptor_s": 1e-6}),
+            {},
+            "links.descriptor_s: SGLang sends slots that lie side by side as one",
+        ),
+        (fleet_of(), {"async_scheduling": True}, "overlap scheduling is not built"),
+    ],
+)
+def test_refused(fleet: dict[str, Any], engine: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        simulation_of(fleet, TIGHT | engine)
+    assert "\n" not in str(refused.value)
