@@ -34,9 +34,10 @@ _MIN_POINTS: Final = 200
 """With fewer points none are spared to judge by; the model alone is followed."""
 _BACK: Final = 4
 """A curve's slope is taken between its longest point and a quarter of that."""
-_DOUBT: Final = 8
-"""Power that takes a share down where a curve's slope is the model's guess: only what
-its geometry shows beyond doubt is left."""
+_OWN_SLOPE: Final = 0
+_OWN_EDGE: Final = 1
+_NO_POINT: Final = 2
+"""What a curve has of its own: an octave of points, fewer, or none."""
 
 
 class KernelEstimator(ABC):
@@ -275,12 +276,13 @@ class _Curves(NamedTuple):
     """Its shortest measured length."""
     edge: NDArray[np.int64]
     """Its longest."""
-    spans: NDArray[np.bool_]
-    """Whether it was measured over an octave at least, so that it has a slope."""
+    batch: NDArray[np.int64]
+    """Its batch, or the smallest that was measured where it has less."""
+    kind: NDArray[np.int64]
+    """`_OWN_SLOPE` and so on."""
 
     def of(self, places: NDArray[np.intp]) -> _Curves:
-        geometry, start, edge, spans = self
-        return _Curves(geometry[places], start[places], edge[places], spans[places])
+        return _Curves(*(column[places] for column in self))
 
 
 class Trend:
@@ -290,14 +292,17 @@ class Trend:
     Beyond the edge a time is that at the edge times a growth, and two growths compete:
     that of the model (roofline x residual, which knows what other geometries did
     there), and the straight line through the curve's own last two octaves (which
-    knows a kernel that walks keys one after the other). The longest eighth of the
-    distinct lengths is held out once and each geometry takes the two in proportion to
-    how well they did on it.
+    knows a kernel that walks keys one after the other, and so takes as long for fewer
+    sequences than were measured). The longest eighth of the distinct lengths is held
+    out once and each geometry takes the two in proportion to how well they did on it,
+    on curves of one kind: the slope of one that was measured at a single point is the
+    model's guess, and says more or less than a measured one by the GPU.
 
     Attributes
     ----------
     shares_
-        (g,) share of the straight line for each geometry, 0 to 1.
+        (3, g) share of the straight line for each kind of curve and geometry, 0 to 1;
+        0 where none was held out.
     """
 
     def __init__(self, estimator: KernelEstimator) -> None:
@@ -313,7 +318,7 @@ class Trend:
     ) -> Self:
         """Note the edges, and judge the growths where there are points to spare."""
         self._note_edges(columns)
-        self.shares_ = np.zeros(len(self.geometries_))
+        self.shares_ = np.zeros((3, len(self.geometries_)))
         longest = longest_share(columns[self.estimator.long])
         kept = ~longest
         if judge and len(time_s) >= _MIN_POINTS and kept.sum() >= _MIN_POINTS // 2:
@@ -335,8 +340,7 @@ class Trend:
         part = {key: values[outside] for key, values in columns.items()}
         curves = curves.of(outside)
         line_s = self._straight(part, curves)
-        share = self.shares_[curves.geometry]
-        share = np.where(curves.spans, share, share**_DOUBT)
+        share = self.shares_[curves.kind, curves.geometry]
         found = time_s.copy()
         found[outside] = line_s**share * time_s[outside] ** (1.0 - share)
         return found
@@ -344,7 +348,9 @@ class Trend:
     def _straight(self, columns: Columns, curves: _Curves) -> Floats:
         """Return seconds on the straight line through each curve's last octaves."""
         estimator = self.estimator
-        back = np.maximum(curves.edge // _BACK, np.where(curves.spans, curves.start, 1))
+        has_slope = curves.kind == _OWN_SLOPE
+        back = np.maximum(curves.edge // _BACK, np.where(has_slope, curves.start, 1))
+        columns = {**columns, estimator.batch: curves.batch}
         at_edge = {**columns, estimator.long: curves.edge}
         behind = {**columns, estimator.long: back}
         edge_s, behind_s = estimator.near(at_edge), estimator.near(behind)
@@ -372,25 +378,30 @@ class Trend:
         trial._note_edges(kept)
         held = {key: values[longest] for key, values in columns.items()}
         curves = trial._curves(held)
-        if not curves.spans.any():
-            return
         log_time = np.log(time_s[longest])
-        errors = [
-            np.abs(np.log(seconds) - log_time)[curves.spans]
+        both = [
+            np.abs(np.log(seconds) - log_time)
             for seconds in (trial._straight(held, curves), judge.near(held))
         ]
-        geometry = self._curves(held).geometry[curves.spans]
-        count = np.bincount(geometry, minlength=len(self.shares_))
+        geometry = self._curves(held).geometry
+        for kind in np.unique(curves.kind):
+            own = curves.kind == kind
+            self.shares_[kind] = self._share(geometry[own], [x[own] for x in both])
+
+    def _share(self, geometry: NDArray[np.int64], both: list[Floats]) -> Floats:
+        """Return the share of the line for each geometry, by its errors and ours."""
+        num_geometries = len(self.geometries_)
+        count = np.bincount(geometry, minlength=num_geometries)
         # each geometry's own evidence beside four points' worth of all
         prior = 4.0
         sums = [
-            np.bincount(geometry, x, len(self.shares_)) + prior * x.mean()
-            for x in errors
+            np.bincount(geometry, x, num_geometries) + prior * x.mean() for x in both
         ]
         line_error, model_error = (s / (count + prior) for s in sums)
         power = self.estimator.choice
         line, model = line_error**power, model_error**power
-        self.shares_ = model / (line + model + 1e-18)
+        share: Floats = model / (line + model + 1e-18)
+        return share
 
     def _note_edges(self, columns: Columns) -> None:
         keys = self.estimator.curve
@@ -414,20 +425,25 @@ class Trend:
         rows, places = unique_rows(table.astype(np.int64))
         nearest = np.array([self._nearest(row) for row in rows], dtype=np.int64)
         geometry = nearest[places]
-        start, edge = np.empty((2, len(places)), dtype=np.int64)
-        spans = np.empty(len(places), dtype=np.bool_)
-        log_batch = np.log(columns[self.estimator.batch].astype(float))
+        start, edge, kind = np.empty((3, len(places)), dtype=np.int64)
+        batch = np.array(columns[self.estimator.batch], dtype=np.int64)
         order = np.argsort(geometry, kind="stable")
         for own in np.split(order, np.flatnonzero(np.diff(geometry[order])) + 1):
             if not len(own):
                 continue
             batches, starts, ends = self.curves_[geometry[own[0]]].T
-            at, where = log_batch[own], np.log(batches)
+            measured = np.isin(batch[own], batches)
+            batch[own] = np.maximum(batch[own], int(batches[0]))
+            at, where = np.log(batch[own].astype(float)), np.log(batches)
             start[own] = np.rint(np.exp(np.interp(at, where, np.log(starts))))
             edge[own] = np.rint(np.exp(np.interp(at, where, np.log(ends))))
             octave = (ends >= 2.0 * starts).astype(float)
-            spans[own] = np.interp(at, where, octave, left=0.0, right=0.0) == 1.0
-        return _Curves(geometry, start, edge, spans)
+            spans = np.interp(at, where, octave, left=0.0, right=0.0) == 1.0
+            spans &= measured | (batch[own] != batches[0])
+            kind[own] = np.where(
+                spans, _OWN_SLOPE, np.where(measured, _OWN_EDGE, _NO_POINT)
+            )
+        return _Curves(geometry, start, edge, batch, kind)
 
     def _nearest(self, row: NDArray[np.int64]) -> int:
         place = self._places.get(tuple(row.tolist()))

@@ -165,6 +165,36 @@ def test_trees_learn_what_the_roofline_misses_and_follow_straight_lines_beyond()
     bounded(fitted, ANYWHERE)
 
 
+def test_few_sequences_of_a_kernel_that_walks_take_as_long_as_many():
+    batches, contexts = 2 ** np.arange(10), 2 ** np.arange(4, 18)
+    tables = [
+        decode_columns(*grid(batches, contexts), heads, kv_heads)
+        for heads, kv_heads in ((8, 8), (4, 4), (2, 2), (32, 8), (16, 4), (8, 2))
+    ]
+    table = {key: np.concatenate([t[key] for t in tables]) for key in tables[0]}
+    walks = table["num_heads"] == table["num_kv_heads"]
+    seconds = decode_seconds(table)
+    seconds = np.where(walks, np.maximum(seconds, 2e-8 * table["context"]), seconds)
+    # as in published tables: what fits the cache is left out
+    num_keys = table["batch"] * table["context"] * table["num_kv_heads"]
+    is_cold = num_keys > 1 << 17
+    longest = table["context"] >= 1 << 16
+    kept = is_cold & ~longest
+    fitted = DecodeAttention(DEVICE, num_iterations=100)
+    fitted.fit({key: values[kept] for key, values in table.items()}, seconds[kept])
+    for heads, batch, num_measured, most in (
+        (8, 2, 2, 0.05),
+        (8, 1, 1, 0.12),
+        (4, 2, 1, 0.10),
+        (4, 1, 0, 0.20),
+        (2, 2, 0, 0.25),
+    ):
+        own = walks & (table["num_heads"] == heads) & (table["batch"] == batch)
+        assert (own & kept).sum() == num_measured
+        asked = {key: values[own & longest] for key, values in table.items()}
+        assert mape(fitted.predict(asked), seconds[own & longest]) < most
+
+
 def test_a_fit_beside_a_lean_one_is_both_of_them():
     contexts = 2 ** np.arange(4, 17)
     table = decode_columns(*grid(np.arange(1, 21), contexts))
