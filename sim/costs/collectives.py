@@ -10,14 +10,18 @@ Source: vLLM ``csrc/custom_all_reduce.cuh``, ``custom_all_reduce.py``. Shares an
 seconds are fitted to aiconfigurator's tables in CUDA graphs: of a100, h100 and h200
 half of the sizes up to 64 MiB are within 5 to 12 %, nine of ten within 13 to 30 %; of
 two to eight RTX PRO 6000 on PCIe within 6 to 9 %, and 9 to 23 %. Rings without peer
-access are fitted to one published sweep of four RTX 4090 (12 sizes, within 4 %; at the
-rate of the link's class within 15 %).
+access are fitted to published sweeps of four RTX 4090, two V100 and two RTX 2080 Ti
+(within 14 % at each size, 3 to 4 % in the median); four RTX 5090, which had no part in
+it, are within 14 % from 256 KiB on, and up to twice as slow below, where NCCL takes no
+flags on their host.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from sim.hardware.interconnects import HOST_HOP_S
 
 if TYPE_CHECKING:
     from sim.hardware.interconnects import Interconnect
@@ -34,10 +38,10 @@ _ONE_STEP_SHARE: Final = 0.6
 _TWO_STEPS_SHARE: Final = 0.65
 _SWITCHED_RING_SHARE: Final = 0.77
 _RING_SHARE: Final = 0.68
-_NCCL_S: Final = 4e-6
+_NCCL_S: Final = 8.9e-6
 _FLAG_SHARE: Final = 0.5
-_WHOLE_HOP_S: Final = 3.2e-6
-"""Starts of NCCL, what is left beside flags, and what a hop without them takes more."""
+_WHOLE_S: Final = 15e-6
+"""Starts of NCCL, what is left beside flags, and what starts without them take more."""
 _SHARED_ROOTS: Final = 1.0 / 3.0
 """Power of the ranks by which they slow each other where they share a path."""
 
@@ -45,7 +49,9 @@ _SHARED_ROOTS: Final = 1.0 / 3.0
 def reaching(link: Interconnect, bytes_per_s: float) -> Interconnect:
     """Return a link over which collectives of long messages reach so much."""
     if not link.is_switched:
-        return replace(link, bytes_per_s=bytes_per_s, has_peer_access=False)
+        return replace(
+            link, bytes_per_s=bytes_per_s, hop_s=HOST_HOP_S, has_peer_access=False
+        )
     return replace(link, bytes_per_s=bytes_per_s / _SWITCHED_RING_SHARE)
 
 
@@ -75,10 +81,10 @@ def all_reduce_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
 
 def _through_host_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
     """Return seconds of NCCL's ring: with flags or without, whichever is quicker."""
-    hops = 2 * (num_ranks - 1)
-    start_s = _NCCL_S + hops * link.hop_s
+    hops_s = 2 * (num_ranks - 1) * link.hop_s
     sent_s = _around(num_ranks, num_bytes) / link.bytes_per_s
-    return start_s + min(sent_s / _FLAG_SHARE, sent_s + hops * _WHOLE_HOP_S)
+    whole_s = sent_s + _WHOLE_S + hops_s
+    return _NCCL_S + hops_s + min(sent_s / _FLAG_SHARE, whole_s)
 
 
 def _around(num_ranks: int, num_bytes: float) -> float:

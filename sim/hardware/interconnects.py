@@ -53,8 +53,16 @@ _NO_PEER_SHARES = (0.31, 0.42, 0.48)
 """Least, median and most of the lanes' rate: see `_NO_PEER`."""
 _NO_PEER = (
     "0.42 of 16 lanes (0.31 to 0.48): copies both ways at once without peer access, "
-    "published for 8 machines of PCIe 3 to 5"
+    "published for 8 machines of PCIe 3 to 5; NCCL's rings on three of PCIe 3 to 5 "
+    "reach 0.40 to 0.43"
 )
+_SHARED_NO_PEER = (
+    "0.25 of 16 lanes: NCCL's ring between two GPUs behind one PCIe switch without "
+    "peer access, which share its 16 lanes to the host; one machine of PCIe 3"
+)
+HOST_HOP_S: Final = 0.65e-6
+"""From one GPU to the next through the memory of the host."""
+_HOST_HOP = 1e6 * HOST_HOP_S
 
 # name, bytes a second (GB/s) one way, switched, hop (us), GPUs, source
 _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
@@ -66,9 +74,12 @@ _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
     ("pcie4", 32, False, 2.0, 8, f"{_PCIE} of 4.0; {_RTX}"),
     ("pcie5", 64, False, 2.0, 8, f"{_PCIE} of 5.0; {_RTX}"),
     ("pcie6", 128, False, 2.0, 8, f"{_PCIE} of 6.0; {_RTX}"),
-    ("pcie3_no_peer", 6.7, False, 1.3, 8, _NO_PEER),
-    ("pcie4_no_peer", 13.4, False, 1.3, 8, _NO_PEER),
-    ("pcie5_no_peer", 27, False, 1.3, 8, _NO_PEER),
+    ("pcie3_no_peer", 6.7, False, _HOST_HOP, 8, _NO_PEER),
+    ("pcie4_no_peer", 13.4, False, _HOST_HOP, 8, _NO_PEER),
+    ("pcie5_no_peer", 27, False, _HOST_HOP, 8, _NO_PEER),
+    ("pcie3_shared_no_peer", 4, False, _HOST_HOP, 2, _SHARED_NO_PEER),
+    ("pcie4_shared_no_peer", 8, False, _HOST_HOP, 2, _SHARED_NO_PEER),
+    ("pcie5_shared_no_peer", 16, False, _HOST_HOP, 2, _SHARED_NO_PEER),
     ("nvlink3_bridge", 56, False, 1.0, 2, f"{_NVLINK}: A40, RTX A6000"),
     ("nvlink4_bridge", 300, True, 1.0, 2, f"{_NVLINK}: H100 NVL"),
     ("xgmi3", 448, True, 1.5, 8, "AMD datasheet, seven links: MI300X, MI325X"),

@@ -51,22 +51,37 @@ def test_published_all_reduces(system, name, median, ninth):
     assert np.quantile(errors, 0.9) <= ninth
 
 
-# Published sweep of NCCL on four RTX 4090 of PCIe 4 without peer access (microseconds
-# of float32 sums; tinygrad/open-gpu-kernel-modules, pull request 22).
-SWEEP_4090 = {
-    32_768: 18.78,
-    65_536: 25.80,
-    131_072: 42.44,
-    262_144: 66.25,
-    524_288: 94.11,
-    1_048_576: 152.7,
-    2_097_152: 271.8,
-    4_194_304: 510.6,
-    8_388_608: 1000.9,
-    16_777_216: 1993.2,
-    33_554_432: 3966.7,
-    67_108_864: 7888.2,
+# Published sweeps of NCCL without peer access, microseconds of float32 sums by bytes.
+# Four RTX 4090 of PCIe 4 (tinygrad/open-gpu-kernel-modules, pull request 22), two V100
+# of PCIe 3 in a virtual machine (notes on an Azure NC12s_v3, NCCL_P2P_LEVEL=NVL), two
+# RTX 2080 Ti behind one switch of PCIe 3 (Anthony-Hoo.github.io, June 2025) and four
+# RTX 5090 of PCIe 5 (NVIDIA/nccl-tests, issue 287).
+SIZES = [1 << exponent for exponent in range(15, 27)]
+SWEEPS = {
+    "4090": [
+        *(18.78, 25.80, 42.44, 66.25, 94.11, 152.7),
+        *(271.8, 510.6, 1000.9, 1993.2, 3966.7, 7888.2),
+    ],
+    "v100": [
+        *(22.45, 34.72, 50.87, 71.13, 110.4, 187.0),
+        *(339.7, 690.1, 1264.0, 2506.6, 4998.0, 9966.8),
+    ],
+    "2080ti": [
+        *(24.62, 40.10, 56.90, 86.04, 150.2, 279.5),
+        *(539.6, 1065.1, 2113.2, 4209.7, 8399.7, 16801.0),
+    ],
+    "5090": [
+        *(31.64, 32.58, 35.19, 45.84, 70.24, 93.45),
+        *(152.9, 261.4, 490.3, 935.7, 1860.0, 3708.9),
+    ],
 }
+
+
+def ring_errors(link, num_ranks, name):
+    return [
+        all_reduce_s(link, num_ranks, size) * 1e6 / us - 1
+        for size, us in zip(SIZES, SWEEPS[name], strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("rate", "worst"), [(12.75e9, 0.13), (None, 0.13)])
@@ -74,11 +89,26 @@ def test_rings_without_peer_access(rate, worst):
     link = load_interconnect("pcie4_no_peer")
     if rate is not None:
         link = replace(link, bytes_per_s=rate)
-    errors = [
-        all_reduce_s(link, 4, size) * 1e6 / us - 1 for size, us in SWEEP_4090.items()
-    ]
+    errors = ring_errors(link, 4, "4090")
     assert max(map(abs, errors)) < worst
     assert np.median(np.abs(errors)) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("name", "sweep"),
+    [("pcie3_no_peer", "v100"), ("pcie3_shared_no_peer", "2080ti")],
+)
+def test_pairs_without_peer_access(name, sweep):
+    errors = ring_errors(load_interconnect(name), 2, sweep)
+    assert max(map(abs, errors)) < 0.17
+    assert np.median(np.abs(errors)) < 0.05
+
+
+def test_rings_of_cards_that_had_no_part_in_the_fit():
+    errors = ring_errors(load_interconnect("pcie5_no_peer"), 4, "5090")
+    of_long = [e for e, size in zip(errors, SIZES, strict=True) if size >= 256 << 10]
+    assert max(map(abs, of_long)) < 0.14
+    assert np.median(np.abs(of_long)) < 0.03
 
 
 @pytest.mark.parametrize(
