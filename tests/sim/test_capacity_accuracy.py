@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sim.hardware.capacity import constants, estimate_capacity
-from sim.hardware.gpus import GIB
+from sim.hardware.gpus import GIB, load_gpu
 from tests.sim.capacity_points import (
     CAUSES,
     CAUSES_COUNTED,
@@ -62,6 +63,21 @@ def test_published_points(
     )
     assert result.num_gpu_blocks == pytest.approx(blocks, rel=known_error)
     assert result.num_gpu_blocks_low <= blocks <= result.num_gpu_blocks_high
+
+
+def test_a_published_log_of_v0() -> None:
+    """vLLM 0.7.2 on a T4 that trains beside it: 5,519 blocks, 2.02 GiB activations."""
+    result = estimate_capacity(
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        replace(load_gpu("t4"), memory_bytes=round(14.56 * GIB)),
+        engine_version="0.7.2",
+        gpu_memory_utilization=0.5,
+        max_model_len=32_768,
+        dtype="float16",
+    )
+    assert result.num_gpu_blocks == pytest.approx(5519, rel=0.015)
+    assert result.activation_peak_bytes / GIB == pytest.approx(2.02, abs=0.02)
+    assert result.num_gpu_blocks_low <= 5519 <= result.num_gpu_blocks_high
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,17 @@ ERAS: tuple[EngineEra, ...] = (
         frozenset({1}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=False,
-        source="V0: all as in 0.11, nothing fitted",
+        source="V0: all as in 0.11, nothing fitted; logs of 0.6.6 say 0.12 and 0.16",
+    ),
+    EngineEra(
+        7,
+        9.06,
+        MappingProxyType({1: 0.05, 2: 0.25}),
+        frozenset({1, 2}),
+        subtracts_cuda_graphs=False,
+        keeps_moe_workspaces=False,
+        source="V0, what came since CUDA began: 0.01, 0.05 and 0.05 GiB in logs of 0.7 "
+        "on T4 and A10G, 0.25 on two RTX 4090; sampler as in 0.11",
     ),
     EngineEra(
         8,

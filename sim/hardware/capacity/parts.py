@@ -291,7 +291,7 @@ def _version_terms(
     minor, margins = arguments.engine_minor, constants.MARGINS
     first, last = constants.FIRST_MEASURED_MINOR, constants.LAST_MEASURED_MINOR
     if not arguments.is_v1:
-        yield margins.v0, f"0.{minor} is a V0 engine, held against two logs only"
+        yield margins.v0, f"0.{minor} is a V0 engine, held against four logs only"
     elif minor < first:
         yield margins.old_v1, f"0.{minor} is older than 0.{first}, the first measured"
     elif minor > last:
