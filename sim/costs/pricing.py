@@ -127,7 +127,7 @@ def ends_ahead_of(model: HostAhead, num_decodes: int) -> DecodeEnds:
 
     ``now_s`` is when the GPU is free for the first of them. The last one is the first
     that does not start before ``until_s``, or that the host outlasts when it prepares
-    the next one.
+    the next one, or the one before a step that takes no finite time of more than zero.
     """
     prepare_s = model.prepare_s
     host_s = model.split(prepare_s, num_decodes)[0]
@@ -166,8 +166,10 @@ def _ends_ahead_by(
         for num_tokens in range(num_context_tokens, last, num_decodes):
             gpu_s = total_s(num_tokens) - prepare_s
             end_s = now_s + gpu_s
+            if not now_s < end_s < inf:
+                break
             ends_s.append(end_s)
-            if not (until_s > now_s < end_s and gpu_s >= host_s):
+            if now_s >= until_s or gpu_s < host_s:
                 break
             now_s = end_s
         return ends_s
@@ -189,8 +191,21 @@ def _line_ends_ahead(
         ends_s: list[float] = []
         append, end_s = ends_s.append, now_s
         first = context - start
-        for ahead in range(first, first + num_steps * num_decodes, num_decodes):
-            is_last = end_s >= until_s
+        contexts = iter(range(first, first + num_steps * num_decodes, num_decodes))
+        if now_s < until_s:
+            for ahead in contexts:
+                end_s += (
+                    gemm_s
+                    + (value_s + slope_s * ahead)
+                    + head_s
+                    + allreduce_s
+                    + host_s
+                    - prepare_s
+                )
+                append(end_s)
+                if end_s >= until_s:
+                    break
+        for ahead in contexts:  # the first that does not start before `until_s`
             end_s += (
                 gemm_s
                 + (value_s + slope_s * ahead)
@@ -200,8 +215,7 @@ def _line_ends_ahead(
                 - prepare_s
             )
             append(end_s)
-            if is_last:
-                break
+            break
         if end_s + least_s > end_s:
             return ends_s
         return one_by_one(context, num_steps, now_s, until_s)
@@ -329,9 +343,11 @@ def _ends_along(
             found = ends[place - 1](context, here, now_s, until_s)
             ends_s += found
             num_steps -= here
-            before_s = found[-2] if len(found) > 1 else now_s
+            if not num_steps or len(found) < here:
+                return ends_s
+            before_s = found[-2] if here > 1 else now_s
             bounded_s = before_s if num_ahead else found[-1]
-            if not (num_steps and bounded_s < until_s and before_s < found[-1]):
+            if not (bounded_s < until_s and before_s < found[-1]):
                 return ends_s
             now_s = found[-1]
             context += here * num_decodes

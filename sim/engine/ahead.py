@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-from math import inf, nan
+from array import array
+from math import inf
 from typing import TYPE_CHECKING
 
 from sim.costs.ahead import HostAhead
 from sim.costs.pricing import batch_total_of, ends_ahead_of
 from sim.engine.pipeline import NOTHING, Stages, StepInFlight
+from sim.engine.steps.base import ByCount, no_length
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
     from sim.costs.base import CostModel, DecodeEnds
     from sim.results.step_log import StepLog
@@ -38,128 +39,151 @@ class HostQueue(Stages):
 
     Attributes
     ----------
+    total_s
+        The price of a step of six fields, in seconds.
+    hosts
+        What the host takes of it, by its requests: in seconds, and in nanoseconds.
+        Without requests, or if the model does not say, nothing hides it.
+    quiet
+        The same of quiet steps, by their decodes, and when these end if it is hidden.
+    is_steady
+        Whether a step with tokens is in flight, and the turn before brought an output.
+        While the host stays hidden that remains so, and of all that is noted here only
+        `last_s`, when the step in flight ends, and `hidden_ns` change.
     computes
         Whether the step that was in flight when the latest one entered has tokens.
     """
 
     def __init__(self, cost_model: CostModel, log: StepLog) -> None:
         super().__init__(cost_model)
+        self._cost_model = cost_model
         self._model = cost_model if isinstance(cost_model, HostAhead) else None
-        self._total_s = batch_total_of(
-            cost_model if self._model is None else self._model.model
-        )
+        self.hosts = ByCount(self._host)
+        self.quiet = ByCount(self._quiet)
+        priced = cost_model if self._model is None else self._model.model
+        self.total_s = batch_total_of(priced)
         self._log = log
+        self._log_end, log.tell_outputs = log.ends_s.append, self._tell_outputs
+        self._awaited = array("d")  # the end of a step that the log has, in flight
+        self._late: list[tuple[int, float]] = []
         self._in_flight_s = -inf  # the end of the step in flight, if there is one
         self._computes = self.computes = False
+        self.is_steady = False
 
     @property
     def has_steps(self) -> bool:
         """Whether an output is to come."""
-        return self._in_flight_s > -inf
+        return self.is_steady or self._in_flight_s > -inf
 
     @property
     def num_steps(self) -> int:
         """Steps of which the output is to come."""
-        return int(self._in_flight_s > -inf)
+        return int(self.has_steps)
 
-    def enter(
-        self, now_s: float, shape: Sequence[int], has_requests: bool
-    ) -> tuple[float, float, float]:
-        """Let a step of these six fields enter.
+    def enter(self, now_s: float, shape: Sequence[int], requests: Sized) -> float:
+        """Let a step of these six fields enter; return when the next one is formed.
 
-        Returns
-        -------
-        (float, float, float)
-            Its length, its end, and when the next one is formed.
+        `requests` run or wait then.
+
+        Raises
+        ------
+        CostError
+            If it takes no finite time of more than zero (invariant 3).
         """
-        total_s = self._total_s(*shape)
+        total_s = self.total_s(*shape)
+        oldest_s, computed = self._in_flight_s, self._computes
+        if self.is_steady:
+            oldest_s, computed = self.last_s, True
         num_decodes, _, num_prefills, num_tokens, _, _ = shape
         computes = bool(num_decodes or num_tokens)
-        model = self._model
-        if computes and model is not None:
-            host_s, gpu_s = model.split(total_s, num_decodes + num_prefills)
+        if computes and self._model is not None:
+            host_s, gpu_s = self._model.split(total_s, num_decodes + num_prefills)
             end_s = self._enter_ahead(now_s, host_s, gpu_s)
         else:
             end_s = self.end_s(now_s, BatchShape(*shape), total_s)
+        if not now_s < end_s < inf:
+            raise no_length(self._cost_model, BatchShape(*shape), now_s)
         turn_s = now_s if now_s > self._ready_s else self._ready_s
-        oldest_s, self._in_flight_s = self._in_flight_s, end_s
-        self.computes = self._computes and oldest_s > -inf
-        self._computes = computes
-        if oldest_s == -inf and not (computes or has_requests):
+        self.computes = computed and oldest_s > -inf
+        self._in_flight_s, self._computes = end_s, computes
+        if oldest_s == -inf and not (computes or requests):
             oldest_s, self._in_flight_s = end_s, -inf
+            self._log_end(end_s)
+            self.has_output, self.is_steady = True, False
+            return self._processed(oldest_s, turn_s)
         self.has_output = oldest_s > -inf
+        self.is_steady = computes and self.has_output
         if self.has_output:
-            turn_s = oldest_s if oldest_s > turn_s else turn_s
-            self._log.outputs_s.append(turn_s)
-        return total_s, end_s, turn_s
+            turn_s = self._processed(oldest_s, turn_s)
+        self._log_end(end_s)
+        return turn_s
 
     def pop(self, now_s: float) -> StepInFlight:
         """Return the step in flight; it is processed no earlier than now."""
-        end_s, self._in_flight_s = self._in_flight_s, -inf
-        end_s = max(end_s, now_s, self._ready_s)
-        self._log.outputs_s.append(end_s)
+        end_s = self.last_s if self.is_steady else self._in_flight_s
+        self._in_flight_s, self.is_steady = -inf, False
         self.has_output = True
+        end_s = self._processed(end_s, max(now_s, self._ready_s))
         return StepInFlight(-1, NOTHING, end_s)
 
-    def decode_ends(self, num_decodes: int) -> DecodeEnds:
-        """Return what takes and logs quiet steps of so many decodes, saying the turns.
+    def _processed(self, end_s: float, now_s: float) -> float:
+        """Note when the output of the latest step in the log is processed; return it.
 
-        These are fewer than asked for where the host begins, or ceases, to be hidden.
+        At the end of that step, but no earlier than now.
         """
-        model, log_ends = self._model, self._log.ends_s.extend
-        log_outputs = self._log.outputs_s.extend
-        if model is None:
-            return partial(self._take_late, num_decodes, inf)
-        host_s = model.split(model.prepare_s, num_decodes)[0]
-        hidden_ns = round(host_s * 1e9)
-        ends_of = ends_ahead_of(model, num_decodes)
-        take_late = partial(self._take_late, num_decodes, host_s)
+        if now_s > end_s:
+            self._late.append((len(self._awaited) + len(self._log.ends_s) - 1, now_s))
+            return now_s
+        return end_s
 
-        def turns(
-            context: int, num_steps: int, now_s: float, until_s: float
-        ) -> list[float]:
-            oldest_s = self._in_flight_s
-            if not now_s + host_s <= oldest_s == self._last_s:
-                return take_late(context, num_steps, now_s, until_s)
-            ends_s = ends_of(context, num_steps, oldest_s, until_s)
-            turns_s = [oldest_s, *ends_s]
-            last_s = turns_s.pop()
-            if not turns_s[-1] < last_s < inf:
-                ends_s.pop()
-                if not ends_s:
-                    return take_late(context, num_steps, now_s, until_s)
-                last_s = turns_s.pop()
-            log_ends(ends_s)
-            log_outputs(turns_s)
-            num_steps = len(ends_s)
-            self._ready_s = (turns_s[-2] if num_steps > 1 else now_s) + host_s
-            self._in_flight_s = self._last_s = last_s
-            self._hidden_ns += hidden_ns * num_steps
-            self._computes = True
-            return turns_s
+    def _tell_outputs(self) -> None:
+        """Tell the log when outputs were processed, of all steps but one in flight."""
+        outputs_s = self._awaited + self._log.ends_s
+        num_known = len(outputs_s) - self.num_steps
+        self._awaited = outputs_s[num_known:]
+        for row, output_s in self._late:
+            outputs_s[row] = output_s
+        self._late.clear()
+        self._log.outputs_s += outputs_s[:num_known]
 
-        return turns
+    def _host(self, num_rows: int) -> tuple[float, int]:
+        model = self._model
+        if model is None or not num_rows:
+            return inf, 0
+        host_s = model.split(model.prepare_s, num_rows)[0]
+        return host_s, round(host_s * 1e9)
 
-    def _take_late(  # noqa: PLR0917 - those of `DecodeEnds`
+    def _quiet(self, num_decodes: int) -> tuple[float, int, DecodeEnds]:
+        model = self._model
+        ends = _no_ends if model is None else ends_ahead_of(model, num_decodes)
+        return *self.hosts[num_decodes], ends
+
+    def take_late(
         self,
         num_decodes: int,
-        host_s: float,
         context: int,
         num_steps: int,
         now_s: float,
         until_s: float,
     ) -> list[float]:
-        """Take quiet steps one by one until the host is hidden; return the turns."""
+        """Take quiet steps one by one, and log them; return the turns.
+
+        These are fewer than asked for where the host begins to be hidden.
+        """
+        host_s, _ = self.hosts[num_decodes]
         turns_s: list[float] = []
         for at in range(context, context + num_steps * num_decodes, num_decodes):
             shape = (num_decodes, at, 0, 0, 0, 0)
-            _, end_s, turn_s = self.enter(now_s, shape, has_requests=True)
-            self._log.ends_s.append(end_s)
-            is_long = now_s < end_s < inf
-            now_s = turn_s if is_long else nan  # which is refused
+            now_s = self.enter(now_s, shape, shape)
             turns_s.append(now_s)
-            if not (is_long and now_s < until_s) or (
-                now_s + host_s <= self._in_flight_s == self._last_s
-            ):
+            if not now_s < until_s or not self.has_output:
+                break
+            if self.is_steady and now_s + host_s <= self.last_s:
                 break
         return turns_s
+
+
+def _no_ends(*stretch: float) -> list[float]:
+    """Return the ends of no steps."""
+    del stretch
+    return []

@@ -17,7 +17,7 @@ from sim.errors import CostError
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence, Sized
 
     import simpy
 
@@ -281,7 +281,11 @@ class AheadRank(Rank):
         Whether the latest turn ended with the output of a step.
     overlapped_s
         How much longer steps would have taken one after the other.
+    is_steady
+        See `HostQueue`: steps do not follow from what this rank knows.
     """
+
+    is_steady = False
 
     def __init__(self, group: LockStep, place: int, host: HostAhead) -> None:
         super().__init__(group, place)
@@ -316,12 +320,10 @@ class AheadRank(Rank):
 
     # -- a turn ---------------------------------------------------------------
 
-    def enter(
-        self, now_s: float, shape: Sequence[int], has_requests: bool
-    ) -> tuple[float, float, float]:
+    def enter(self, now_s: float, shape: Sequence[int], requests: Sized) -> float:
         """See `HostQueue.enter`: nothing is known before the other ranks have come."""
-        del now_s, shape, has_requests
-        return nan, nan, nan
+        del now_s, shape, requests
+        return nan
 
     def end_s(self, now_s: float, shape: BatchShape, total_s: float) -> float:
         """See `Stages.end_s`."""

@@ -70,6 +70,10 @@ class Stages:
     ----------
     has_output
         Whether the latest turn of the engine core ended with the output of a step.
+    last_s
+        When the latest batch with tokens leaves the last stage, in seconds.
+    hidden_ns
+        Time of the host, in nanoseconds, that was hidden as a whole.
     num_unwritten
         Latest steps of which the log has no row yet.
     beside
@@ -85,16 +89,16 @@ class Stages:
         self._has_host = getattr(cost_model, "first_stage_is_host", False)
         self._free_s: list[float] = []  # when the last batch leaves each link and stage
         self._ready_s = -inf  # when the host is through with it
-        self._last_s = -inf  # when it leaves the last stage
+        self.last_s = -inf
         self._latest_s = deque[float](maxlen=_MOST_STAGES)  # ends, of empty ones, too
         self._overlapped_s = 0.0
-        self._hidden_ns = 0
+        self.hidden_ns = 0
         self.has_output = False
 
     @property
     def overlapped_s(self) -> float:
         """How much longer steps would have taken one after the other."""
-        return self._overlapped_s + self._hidden_ns / 1e9
+        return self._overlapped_s + self.hidden_ns / 1e9
 
     def end_s(self, now_s: float, shape: BatchShape, total_s: float) -> float:
         """Let a batch enter; return when its output is there.
@@ -102,7 +106,7 @@ class Stages:
         That of a batch without tokens is there when those ahead are through.
         """
         if not (shape.num_decodes or shape.num_prefill_tokens):
-            last_s = self._last_s
+            last_s = self.last_s
             end_s = last_s if last_s > now_s else now_s + total_s
             if self.beside is not None:
                 begin_s = max(last_s, now_s)
@@ -144,7 +148,7 @@ class Stages:
             if stage == 0:
                 end_s = max(end_s, known_s)
         self._free_s = free_s
-        self._last_s = end_s
+        self.last_s = end_s
         alone_s = added([sent_s + stage_s for sent_s, stage_s in times])
         self._overlapped_s += max(alone_s - (end_s - max(before_s, now_s)), 0.0)
         return end_s
@@ -155,19 +159,19 @@ class Stages:
         Time that is hidden as a whole is counted in nanoseconds, so that many steps
         add the same together as one by one.
         """
-        ready_s, before_s = self._ready_s, self._last_s
+        ready_s, before_s = self._ready_s, self.last_s
         self._ready_s = ready_s = (now_s if now_s > ready_s else ready_s) + host_s
         if self.beside is not None:
             begin_s = ready_s if ready_s > before_s else before_s
             gpu_s += self.beside.enter(begin_s, gpu_s, computes=True)
         if ready_s <= before_s:
             end_s = before_s + gpu_s
-            self._hidden_ns += round(host_s * 1e9)
+            self.hidden_ns += round(host_s * 1e9)
         else:
             end_s = ready_s + gpu_s
             in_turn_s = end_s - (before_s if before_s > now_s else now_s)
             self._overlapped_s += max(host_s + gpu_s - in_turn_s, 0.0)
-        self._last_s = end_s
+        self.last_s = end_s
         return end_s
 
 

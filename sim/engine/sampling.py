@@ -262,7 +262,7 @@ class AheadCalendar(OutputCalendar):
         self.begun: list[Request] = []
         self.aside: list[Request] = []
 
-    def begin(self, requests: Iterable[Request], step: int) -> list[Request]:
+    def begin(self, requests: list[Request], step: int) -> list[Request]:
         """Take note of requests whose last chunk is in `step`.
 
         Returns
@@ -270,27 +270,28 @@ class AheadCalendar(OutputCalendar):
         list of Request
             Those that are in the next step, too.
         """
-        due = self.due
-        going_on: list[Request] = []
+        due, all_go_on = self.due, True
         for request in requests:
             num_tokens = request.num_tokens
             request.joined_step = step
-            request.base_tokens = num_tokens - step
             if num_tokens == request.num_prompt_tokens:
                 self.begun.append(request)
             oracle, most = request.oracle_num_tokens, request.max_num_tokens
             if num_tokens + 1 < most:
                 last_step = step + (oracle if oracle < most else most - 1) - num_tokens
-                going_on.append(request)
             else:
                 last_step = step + 1
+                request.base_tokens = num_tokens - step
+                all_go_on = False
             request.due_step = last_step
             if last_step in due:
                 due[last_step][request] = None
             else:
                 due[last_step] = {request: None}
                 heappush(self.steps, last_step)
-        return going_on
+        if all_go_on:
+            return requests
+        return [each for each in requests if each.num_tokens + 1 < each.max_num_tokens]
 
     def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
         """Set the decodes aside that the batch of `step` preempted."""
@@ -354,9 +355,8 @@ class AheadCalendar(OutputCalendar):
         finished: list[Request] = []
         limited: list[Request] = []
         for request in self.due.pop(step):
-            num_tokens = request.base_tokens + step
-            oracle, most = request.oracle_num_tokens, request.max_num_tokens
-            if num_tokens < (oracle if oracle < most else most):
+            num_tokens, oracle = request.base_tokens + step, request.oracle_num_tokens
+            if num_tokens < oracle and num_tokens < request.max_num_tokens:
                 self.join(request, step + 1)
                 limited.append(request)
                 continue

@@ -143,9 +143,6 @@ class StepLog:
     facts
         Instead, for each of them physical and logical blocks and logical tokens, where
         these do not follow from it.
-    turns_s
-        For each step of the stretches when the next one starts, in seconds, where that
-        is not its end.
     costs
         For each step outside of them what the cost model said, if it prices step by
         step.
@@ -159,6 +156,8 @@ class StepLog:
     outputs_s
         Where there may be such: when outputs were processed in seconds, one step after
         another; those in flight follow after the next `flush`.
+    tell_outputs
+        Called before these are read, by who would rather say them together.
     """
 
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
@@ -171,12 +170,12 @@ class StepLog:
         self.ends_s = array("d")
         self.new_blocks = array("q")
         self.facts = array("q")
-        self.turns_s = array("d")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
         self.added: list[tuple[int, float]] = []
         self.num_in_flight = 0
         self.outputs_s = array("d")
+        self.tell_outputs: Callable[[], object] | None = None
         self._num_awaited = 0  # of the latest rows
         self._pool: tuple[int, int] | None = None
         self._only_stretches = False
@@ -216,6 +215,8 @@ class StepLog:
 
     def flush(self) -> None:
         """Turn the log into columns; its latest step must have ended."""
+        if self.tell_outputs is not None:
+            self.tell_outputs()
         if self.packed:
             table = self._room(len(self.ends_s))
             facts, is_quiet = self._facts()
@@ -275,12 +276,12 @@ class StepLog:
         offset = np.arange(len(first)) - first
         integers[_AT["step"]] += offset
         is_later = np.flatnonzero(offset)
-        if self.turns_s:
-            is_next = offset[is_quiet] > 0
-            turns_s = np.frombuffer(self.turns_s)[np.flatnonzero(is_next) - 1]
-            floats[_AT["start_s"]][is_later] = turns_s
-        else:
-            floats[_AT["start_s"]][is_later] = np.frombuffer(self.ends_s)[is_later - 1]
+        begun_s, before = self.ends_s, is_later - 1
+        if (
+            self.num_in_flight
+        ):  # with the output of the step before, which ran meanwhile
+            begun_s, before = self.outputs_s, is_later - 2 + self._num_awaited
+        floats[_AT["start_s"]][is_later] = np.frombuffer(begun_s)[before]
         num_decodes = integers[_AT["num_decodes"]] * is_quiet
         context = integers[_AT["num_decode_context_tokens"]]
         context += num_decodes * offset
@@ -330,8 +331,7 @@ class StepLog:
         """Let go of what was told."""
         for told in (self.packed, self.costs, self.finished, self.added):
             told.clear()
-        del self.ends_s[:], self.new_blocks[:], self.facts[:], self.turns_s[:]
-        del self.outputs_s[:]
+        del self.ends_s[:], self.new_blocks[:], self.facts[:], self.outputs_s[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -399,6 +399,8 @@ class UnkeptLog(StepLog):
     """A log that keeps nothing."""
 
     def flush(self) -> None:
+        if self.tell_outputs is not None:
+            self.tell_outputs()
         self._forget()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sim.engine.beside import nothing
 from sim.engine.sampling import NEVER
@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 MAX_NUM_EMPTY_STEPS = 100_000
 """So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
 but not for ever."""
+
+
+T = TypeVar("T")
+
+
+class ByCount(dict[int, T]):
+    """What is made for a number of requests or decodes when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+
+    def __missing__(self, number: int) -> T:
+        made = self[number] = self._make(number)
+        return made
 
 
 class EmptySteps:

@@ -8,8 +8,6 @@ from sim.costs.pricing import decode_ends_of
 from sim.engine.steps.single import QuietSteps, WholeSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sim.engine.steps.base import Owner, Steps
     from sim.scheduler.groups.decodes import GroupDecodes
 
@@ -49,7 +47,7 @@ class GroupSteps(WholeSteps):
             self.quiet.waiting = decodes.scheduler.waiting
         return self
 
-    def _advance(self, num_steps: int) -> Sequence[int]:
+    def _advance(self, num_steps: int) -> list[int]:
         self._batch = None
         assert self._decodes is not None
         return self._decodes.advance(num_steps)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from sim.costs.pricing import decode_ends_of
 from sim.engine.sampling import running_order
-from sim.engine.steps.base import no_length
 from sim.engine.steps.single import ClockedSteps, QuietSteps, WholeSteps
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim.engine.ahead import HostQueue
     from sim.engine.pipeline import StepInFlight
     from sim.engine.sampling import AheadCalendar
     from sim.engine.steps.base import Owner, Steps
@@ -55,20 +56,24 @@ class AheadSteps(ClockedSteps):
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._batch_total = _unknown  # when a step ends is for the queue to say
-        self._ends_late = True
-        self._end_step = getattr(owner.scheduler, "end_step", None)
         self._shows = False
+        self.num_later_steps = 1
+        end_step = getattr(owner.scheduler, "end_step", None)
+        if end_step is not None:
+            self.appear = partial(self._appear_beside, end_step)  # type: ignore[method-assign]
+        # Copies add to steps, and are asked for each.
+        self._may_hide = owner.pace is None and owner.beside is None
+        self._prepare_s = getattr(owner.cost_model, "prepare_s", 0.0)
+        if owner.pace is None:
+            self._batch_total = self._batches.total_s
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
-        scheduler, model, log = self._scheduler, self._owner.cost_model, self._log
-        decode_ends = decode_ends_of(model) if self._pace else self._batches.decode_ends
+        scheduler, model = self._scheduler, self._owner.cost_model
         quiet = AheadQuietSteps(
             *(scheduler.clock, scheduler.tables, most, scheduler.advance),
-            *(decode_ends, model, self._owner.recorder),
+            *(decode_ends_of(model), model, self._owner.recorder),
         )
-        quiet.log_ends = log.turns_s.extend
-        quiet.calendar = self._calendar
+        quiet.calendar, quiet.batches = self._calendar, self._batches
         return quiet
 
     def look(self) -> Steps:
@@ -81,25 +86,27 @@ class AheadSteps(ClockedSteps):
 
     def take(self, step: int, now_s: float) -> float:
         self._batch = None
-        super().take(step, now_s)
-        has_requests = bool(self._running or self._waiting)
-        entered: tuple[float, float, float] = self._batches.enter(
-            now_s, self.shape, has_requests
-        )
-        _, end_s, turn_s = entered
-        if self._pace is not None:
-            return end_s
-        if not now_s < end_s < inf:
-            raise no_length(self._owner.cost_model, BatchShape(*self.shape), now_s)
-        self._log_end(end_s)
-        scheduler, shape = self._scheduler, self.shape
+        scheduler, shape = self._scheduler, self._formed(step, now_s)
+        batches = self._batches
+        turn_s: float | None = None
+        if batches.is_steady and self._may_hide:
+            oldest_s = batches.last_s
+            host_s, hidden_ns = batches.hosts[shape[0] + shape[2]]
+            if now_s + host_s <= oldest_s:
+                end_s = oldest_s + (self._batch_total(*shape) - self._prepare_s)
+                if oldest_s < end_s < inf:
+                    batches.last_s, turn_s = end_s, oldest_s
+                    batches.hidden_ns += hidden_ns
+                    self._log_end(end_s)
+        if turn_s is None:
+            turn_s = batches.enter(now_s, shape, self._running or self._waiting)
         if (
             scheduler.preemptions
             or scheduler.passed_over
             or scheduler.set_aside
-            or not (shape[0] or shape[3])
             or self._shows
-        ):
+            or not (shape[0] or shape[3])
+        ) and self._pace is None:
             self._note(step, now_s)
         return turn_s
 
@@ -125,10 +132,14 @@ class AheadSteps(ClockedSteps):
         if self._pace is None:
             self._note_if_empty(step)
 
+    def _appear_beside(
+        self, end_step: Callable[[], object], step: int, end_s: float
+    ) -> list[Request]:
+        end_step()
+        return AheadSteps.appear(self, step, end_s)
+
     def appear(self, step: int, end_s: float) -> list[Request]:
         calendar, scheduler = self._calendar, self._scheduler
-        if self._end_step is not None:
-            self._end_step()
         if calendar.begun:
             calendar.note_first_tokens(end_s)
         finished: list[Request] = []
@@ -144,22 +155,28 @@ class AheadSteps(ClockedSteps):
         if scheduler.completing:
             scheduler.begin_decoding(calendar.begin(scheduler.completing, step))
         if finished:
-            finished.sort(key=running_order)
+            if len(finished) > 1:
+                finished.sort(key=running_order)
             scheduler.update(finished)
-            self.num_later_steps = 1 - self._batches.num_unwritten
+            if self._pace is not None:
+                self.num_later_steps = 1 - self._batches.num_unwritten
         return finished
 
 
 class AheadQuietSteps(QuietSteps):
     """`QuietSteps` at the first end of which tokens in flight appear.
 
+    What it returns are the turns, at the last of which a step is in flight.
+
     Attributes
     ----------
+    batches
+        The steps in flight.
     calendar
-        Is told of that end, which a router may ask for before the last one.
+        Is told of the first end, which a router may ask for before the last one.
     """
 
-    may_meet = True
+    batches: HostQueue
     calendar: AheadCalendar
 
     def take(
@@ -170,13 +187,25 @@ class AheadQuietSteps(QuietSteps):
         until_s: float,
         ends_s: list[float] | None = None,
     ) -> list[float]:
-        ends_s = super().take(step, num_steps, now_s, until_s, ends_s)
+        clock, batches = self._clock, self.batches
+        num_decodes = clock.num_decodes
+        context = clock.num_base_tokens + num_decodes * step
+        turns_s: list[float] = []
+        if batches.is_steady:
+            oldest_s = batches.last_s
+            host_s, hidden_ns, ends_of = batches.quiet[num_decodes]
+            if now_s + host_s <= oldest_s:
+                turns_s = ends_of(context, num_steps, oldest_s, until_s)
+        if turns_s:
+            self._log_ends(turns_s)
+            num_steps = len(turns_s)
+            batches.hidden_ns += hidden_ns * num_steps
+            batches.last_s = turns_s.pop()
+            turns_s.insert(0, oldest_s)
+        else:
+            turns_s = batches.take_late(num_decodes, context, num_steps, now_s, until_s)
+            num_steps = len(turns_s)
         if self.calendar.begun:
-            self.calendar.note_first_tokens(ends_s[0])
-        return ends_s
-
-
-def _unknown(*shape: int) -> float:
-    """Return no length."""
-    del shape
-    return nan
+            self.calendar.note_first_tokens(turns_s[0])
+        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=True)
+        return turns_s

@@ -7,29 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.sampling import last_num_tokens, running_order
-from sim.engine.steps.base import Steps, no_length, queue_lengths
+from sim.engine.steps.base import ByCount, Steps, no_length, queue_lengths
 from sim.results.step_log import pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Sized
 
     from sim.costs.base import CostModel, DecodeEnds, StepCost
     from sim.engine.steps.base import Owner
     from sim.results.recorder import Recorder
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
-
-
-class EndsOfDecodes(dict[int, "DecodeEnds"]):
-    """By a number of decodes, what says when quiet steps of so many end."""
-
-    def __init__(self, decode_ends: Callable[[int], DecodeEnds]) -> None:
-        self._decode_ends = decode_ends
-
-    def __missing__(self, num_decodes: int) -> DecodeEnds:
-        ends_of = self[num_decodes] = self._decode_ends(num_decodes)
-        return ends_of
 
 
 class QuietSteps:
@@ -59,22 +48,16 @@ class QuietSteps:
         See above.
     waiting
         The requests that wait meanwhile.
-    log_ends
-        Takes the ends.
     note_each
         Takes what `advance` returns.
     """
-
-    may_meet: ClassVar[bool] = False
-    """Whether what is said to end at the beginning of a step is no fault of its cost:
-    an output that was there before."""
 
     def __init__(  # noqa: PLR0917 - the parts of a stretch
         self,
         clock: Any,
         tables: Any,
         most: Callable[[int], int],
-        advance: Callable[[int], Sequence[int]],
+        advance: Callable[[int], list[int]],
         decode_ends: Callable[[int], DecodeEnds],
         cost_model: CostModel,
         recorder: Recorder,
@@ -82,13 +65,13 @@ class QuietSteps:
         log = recorder.steps
         self.waiting: Sized = ()
         self.most = most
-        self.log_ends: Callable[[list[float]], object] = log.ends_s.extend
-        self.note_each: Callable[[Sequence[int]], object] = log.new_blocks.extend
+        self._log_ends: Callable[[list[float]], object] = log.ends_s.fromlist
+        self.note_each: Callable[[list[int]], object] = log.new_blocks.fromlist
         self._clock = clock
         self._tables = tables
         self._num_usable_blocks: int = tables.num_usable_blocks
         self._advance = advance
-        self._ends_of = EndsOfDecodes(decode_ends)
+        self._ends_of = ByCount(decode_ends)
         self._cost_model = cost_model
         self._packed = log.packed
         self._num_waiting = 0
@@ -129,25 +112,44 @@ class QuietSteps:
         CostError
             If one of them takes no finite time of more than zero (invariant 3).
         """
-        clock, tables = self._clock, self._tables
+        clock = self._clock
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
+        is_new = ends_s is None
         if ends_s is None:
             ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
-            num_waiting = len(self.waiting)
-        else:
-            num_waiting = self._num_waiting
         num_steps = len(ends_s)
         before_s, last_s = (ends_s[-2] if num_steps > 1 else now_s), ends_s[-1]
-        if not (before_s < last_s < inf or (self.may_meet and before_s == last_s)):
+        if not before_s < last_s < inf:
             context += (num_steps - 1) * num_decodes
             shape = BatchShape(num_decodes, context, 0, 0, 0, 0)
             raise no_length(self._cost_model, shape, [now_s, *ends_s][-2])
+        self._log_ends(ends_s)
+        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=is_new)
+        return ends_s
+
+    def _go_on(
+        self,
+        step: int,
+        now_s: float,
+        num_decodes: int,
+        context: int,
+        num_steps: int,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Let decodes go on for some steps, and write down that they do.
+
+        Steps that are not new began when `ends_s` was asked.
+        """
+        tables = self._tables
+        if is_new:
+            self._num_waiting = len(self.waiting)
         self._packed.append(
             pack_stretch(
                 step,
                 now_s,
-                num_waiting,
+                self._num_waiting,
                 num_decodes,
                 context,
                 self._num_usable_blocks - tables.num_free_blocks,
@@ -155,9 +157,7 @@ class QuietSteps:
                 num_steps,
             )
         )
-        self.log_ends(ends_s)
         self.note_each(self._advance(num_steps))
-        return ends_s
 
 
 class WholeSteps(Steps):
@@ -252,7 +252,7 @@ class ClockedSteps(Steps):
         self.quiet = self._quiet_steps(asked.quiet_steps)
         self.quiet.waiting = scheduler.waiting
         if scheduler.groups is not None:
-            self.quiet.note_each = log.facts.extend
+            self.quiet.note_each = log.facts.fromlist
         self._shown = ShownSteps(owner, self)
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
@@ -283,9 +283,20 @@ class ClockedSteps(Steps):
         )
 
     def take(self, step: int, now_s: float) -> float:
+        scheduler, shape = self._scheduler, self._formed(step, now_s)
+        end_s = now_s + self._batch_total(*shape)
+        if not now_s < end_s < inf:
+            self._check_length(now_s, end_s)
+            return end_s
+        self._log_end(end_s)
+        if scheduler.preemptions or scheduler.passed_over or not (shape[0] or shape[3]):
+            self._note(step, now_s)
+        return end_s
+
+    def _formed(self, step: int, now_s: float) -> tuple[int, ...]:
+        """Form the batch of a step, and write it down; return its shape."""
         scheduler = self._scheduler
         shape = self.shape = self._form(now_s)
-        end_s = now_s + self._batch_total(*shape)
         self._packed.append(
             pack_formed(
                 step,
@@ -298,13 +309,7 @@ class ClockedSteps(Steps):
                 scheduler.num_recomputed_tokens,
             )
         )
-        if not now_s < end_s < inf:
-            self._check_length(now_s, end_s)
-            return end_s
-        self._log_end(end_s)
-        if scheduler.preemptions or scheduler.passed_over or not (shape[0] or shape[3]):
-            self._note(step, now_s)
-        return end_s
+        return shape
 
     def _keep(self, cost: StepCost) -> None:
         self._log.costs.append(cost)

@@ -148,9 +148,9 @@ class AheadScheduler(Scheduler):
     def update(self, finished: Sequence[Request]) -> None:
         if not finished:
             return
-        running, prefilling = self.running, self.prefilling
-        if prefilling:
-            self.note_known(each for each in finished if each in prefilling)
+        running = self.running
+        if self.prefilling:
+            self.note_known(each for each in finished if each in self.prefilling)
         if self.waiting and not running.keys() >= {*finished}:
             for request in finished:
                 if request not in running:  # its last token came after a preemption
@@ -159,7 +159,7 @@ class AheadScheduler(Scheduler):
             finished = [request for request in finished if request in running]
         # The step in flight computes another token of those that were decodes.
         num_decodes = self.clock.num_decodes
-        super().update(finished)
+        Scheduler.update(self, finished)
         self.num_wasted_tokens += num_decodes - self.clock.num_decodes
 
     def abort(self, request: Request) -> None:

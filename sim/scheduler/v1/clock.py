@@ -218,19 +218,16 @@ class AheadDecodeClock(DecodeClock):
 
     def join_all(self, requests: Iterable[Request], first_step: int) -> None:
         """Let requests decode from `first_step` on; see `DecodeClock.join_all`."""
-        super().join_all(requests, first_step - 1)
+        DecodeClock.join_all(self, requests, first_step - 1)
         self._joined, self._joined_step = requests, first_step
 
     def filling(self, step: int) -> dict[Request, None]:
         """Return the requests whose full block becomes findable in `step`, in order."""
-        opening = self.opening(step)
-        if step != self._joined_step:
+        opening = self.buckets[step % self.block_size]
+        if step != self._joined_step or opening.keys().isdisjoint(self._joined):
             return opening
         # blocks that prompts have filled are findable already
-        is_full = {
-            each for each in self._joined if not each.num_tokens % self.block_size
-        }
-        return {each: None for each in opening if each not in is_full}
+        return {each: None for each in opening if each not in self._joined}
 
     def settle(self, request: Request, step: int) -> None:
         request.num_tokens = request.num_computed_tokens = (
