@@ -12,11 +12,12 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from workloads.chained import ChainedRequests, Gathering
 from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from workloads.spec import RequestSpec
 
@@ -25,6 +26,8 @@ def has_chains(requests: Sequence[RequestSpec]) -> bool:
     """Whether any request waits for the end of another; at once for columns."""
     if isinstance(requests, RequestColumns):
         return False
+    if isinstance(requests, ChainedRequests):
+        return bool((requests.previous >= 0).any())
     return any(request.previous_id is not None for request in requests)
 
 
@@ -62,6 +65,18 @@ def in_order(
     return ordered
 
 
+def gathered(requests: Iterable[RequestSpec]) -> ChainedRequests:
+    """Return what `in_order` would, kept as columns; none is held as an object."""
+    gathering = Gathering()
+    for request in requests:
+        gathering.add(request)
+    fault = gathering.first_fault()
+    if fault is not None:
+        request, before = fault
+        _check(request, before)
+    return gathering.in_order()
+
+
 def renumbered(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     """Return requests numbered from 0, `previous_id` by the new numbers."""
     numbered = list(requests)
@@ -79,7 +94,7 @@ def _renumber(requests: list[RequestSpec]) -> None:
         )
 
 
-def _check(request: RequestSpec, before: dict[int, float]) -> None:
+def _check(request: RequestSpec, before: Container[int]) -> None:
     name, previous_id = request.request_id, request.previous_id
     if name in before:
         raise WorkloadError(f"request_id must be unique; got {name} twice; renumber")

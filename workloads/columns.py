@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from workloads._checks import MAX_TOKENS
 from workloads._numpy import np
+from workloads.chained import NONE, ChainedRequests
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec
 
@@ -237,9 +238,23 @@ def _broken(rule: str) -> WorkloadError:
 def arrivals_s(requests: Sequence[RequestSpec]) -> Sequence[float]:
     """Return when each arrives, in seconds."""
     if isinstance(requests, RequestColumns):
-        found: list[float] = requests.arrival_s.tolist()
-        return found
-    return [request.arrival_s for request in requests]
+        times_s = requests.arrival_s
+    else:
+        times_s = numbers(requests, "arrival_s")
+    found: list[float] = times_s.tolist()
+    return found
+
+
+def numbers(requests: Sequence[RequestSpec], field: str) -> NDArray[Any]:
+    """Return a number of each request, `NONE` where it has none."""
+    if isinstance(requests, ChainedRequests):
+        return requests.column(field)
+    values = (getattr(request, field) for request in requests)
+    return np.fromiter(
+        (NONE if value is None else value for value in values),
+        "float64" if field.endswith("_s") else "int64",
+        len(requests),
+    )
 
 
 def largest(requests: Sequence[RequestSpec], field: str) -> int:
@@ -247,4 +262,6 @@ def largest(requests: Sequence[RequestSpec], field: str) -> int:
     if isinstance(requests, RequestColumns):
         value = getattr(requests, field)
         return int(value if isinstance(value, int) else value.max())
+    if isinstance(requests, ChainedRequests):
+        return max((int(getattr(each, field)) for each in requests.manners), default=1)
     return max((int(getattr(request, field)) for request in requests), default=1)

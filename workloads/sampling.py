@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, between, one_of, whole
-from workloads.columns import RequestColumns
+from workloads.chained import NONE, ChainedRequests
+from workloads.columns import RequestColumns, numbers
 from workloads.errors import WorkloadError
 from workloads.long_arrays import parts
 from workloads.streams import Streams
@@ -119,6 +120,8 @@ class SampledWorkload:
         if isinstance(requests, RequestColumns):
             max_tokens = _stated(requests.max_tokens, self.max_tokens)
             return replace(requests, max_tokens=max_tokens, **drawn)
+        if isinstance(requests, ChainedRequests):
+            return requests.asking(drawn, self.max_tokens)
         # Each in its place, so that of millions there are no two copies; the list is
         # ours, the workload may keep its own.
         sampled = list(requests)
@@ -202,6 +205,12 @@ def _owners(requests: Sequence[RequestSpec]) -> NDArray[np.int64] | None:
     """Return a number for each session, or None where each request is its own."""
     if isinstance(requests, RequestColumns):
         return None
+    sessions = numbers(requests, "session_id")
+    previous = numbers(requests, "previous_id")
+    is_of_one = (previous == NONE) | (sessions == sessions[previous])
+    if (sessions != NONE).all() and is_of_one.all():
+        _, first, kind = np.unique(sessions, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[kind]
     owners: list[int] = []
     of_session: dict[int, int] = {}
     num_owners = 0

@@ -14,13 +14,18 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from workloads.chains import has_chains
+from workloads.columns import numbers
+from workloads.long_arrays import parts, spilled
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     import simpy
+    from numpy.typing import NDArray
 
     from sim.engine.clients import Client, Server
     from workloads.spec import RequestSpec
@@ -71,14 +76,14 @@ class SessionClient:
         # A user each is enough for all: what nobody needs takes no memory.
         most = max_concurrent_users
         self._users = _Users(env, None if most is None else min(most, len(specs)))
-        self._followers: dict[int, list[RequestSpec]] = {}
+        self._follow_ups = FollowUps(specs)
         self._all_over: simpy.Event | None = None
         self._num_sessions = 0
 
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Open sessions in order of arrival; close the arrivals when all are over."""
         env = self.env
-        for spec in self._openings():
+        for spec in self._follow_ups.openings():
             if spec.arrival_s > env.now:
                 yield At(env, spec.arrival_s, ARRIVAL_PRIORITY)
             free_since_s = yield from self._users.take()
@@ -92,16 +97,6 @@ class SessionClient:
             self._all_over = env.event()
             yield self._all_over
         self.engine.close_arrivals()
-
-    def _openings(self) -> Iterator[RequestSpec]:
-        """Yield requests that wait for none, and note the others under who they do."""
-        if has_chains(self._specs):
-            for spec in self._specs:
-                if spec.previous_id is not None:
-                    self._followers.setdefault(spec.previous_id, []).append(spec)
-        for spec in self._specs:
-            if spec.previous_id is None:
-                yield spec
 
     def _session(
         self, spec: RequestSpec, send_s: float
@@ -123,8 +118,8 @@ class SessionClient:
                 yield At(env, send_s, ARRIVAL_PRIORITY)
             asked = spec._replace(arrival_s=env.now)
             is_answered = yield from self.client.ask(self.engine, asked)
-            followers = self._followers.pop(spec.request_id, ())
-            if not (followers and is_answered):
+            followers = self._follow_ups.of(spec) if is_answered else ()
+            if not followers:
                 break
             ended_s = env.now + self._front_end_s
             spec, *others = followers
@@ -134,6 +129,46 @@ class SessionClient:
                 asides.append(env.process(self._turns(other, at_s)))
         if asides:
             yield env.all_of(asides)
+
+
+class FollowUps:
+    """What follows from each request, looked up in columns.
+
+    Parameters
+    ----------
+    specs
+        In order of arrival; `request_id` is the position.
+    """
+
+    def __init__(self, specs: Sequence[RequestSpec]) -> None:
+        self._specs = specs
+        self._by_previous: NDArray[Any] | None = None
+        if has_chains(specs):
+            previous_ids = numbers(specs, "previous_id")
+            by_previous = np.argsort(previous_ids, kind="stable")
+            self._by_previous = spilled(by_previous)
+            self._previous_ids = spilled(previous_ids[by_previous])
+
+    def openings(self) -> Iterator[RequestSpec]:
+        """Yield requests that wait for none."""
+        if self._by_previous is None:
+            yield from self._specs
+            return
+        end = int(np.searchsorted(self._previous_ids, 0))
+        for some in parts(self._by_previous[:end]):
+            yield from map(self._specs.__getitem__, some.tolist())
+
+    def of(self, spec: RequestSpec) -> list[RequestSpec]:
+        """Return the requests that wait for one, in order of arrival."""
+        if self._by_previous is None:
+            return []
+        ids, wanted = self._previous_ids, spec.request_id
+        first = int(np.searchsorted(ids, wanted))
+        found = []
+        while first < len(ids) and ids.item(first) == wanted:
+            found.append(self._specs[self._by_previous.item(first)])
+            first += 1
+        return found
 
 
 class _Users:

@@ -218,7 +218,9 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
     return classes
 
 
-def sessions(requests: ResultTable, planned: npt.NDArray[np.int64]) -> dict[str, Any]:
+def sessions(
+    requests: ResultTable, planned: npt.NDArray[np.integer[Any]]
+) -> dict[str, Any]:
     """Return how many sessions there were and how long they took; empty without any."""
     ids, num_planned = np.unique(planned[planned >= 0], return_counts=True)
     if not len(ids):

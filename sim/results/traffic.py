@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from sim.results import schema
 from sim.results.columns import Texts
-from workloads.columns import RequestColumns
-from workloads.long_arrays import ArrayFile, Collector, parts, taken
+from workloads.chained import NONE, ChainedRequests
+from workloads.columns import RequestColumns, numbers
+from workloads.long_arrays import ArrayFile, Collector, parts, spilled, taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from sim.results.recorder import Recording
     from workloads.spec import RequestSpec
 
-Integers = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
     """Facts of the workload's requests, by `RequestSpec.request_id`."""
 
-    # int64, one a request, or of shape ``(1,)`` where all have the same
+    # one a request, or of shape ``(1,)`` where all have the same
     session_id: Integers
     turn: Integers
     priority: Integers
@@ -42,16 +43,16 @@ class Traffic:
             none, zero = np.array([-1]), np.array([0])
             priority = np.atleast_1d(np.asarray(specs.priority, dtype=np.int64))
             return cls(none, zero, priority, texts.encode(listed), texts)
-        turns: list[int] = []
-        for spec in specs:
-            previous = spec.previous_id
-            turns.append(0 if previous is None else turns[previous] + 1)
-        sessions = (-1 if s.session_id is None else s.session_id for s in specs)
+        if isinstance(specs, ChainedRequests):
+            codes = texts.encode([manner.slo_class for manner in specs.manners])
+            slo_code = spilled(codes[specs.manner])
+        else:
+            slo_code = texts.encode([spec.slo_class for spec in specs])
         return cls(
-            np.fromiter(sessions, np.int64, len(specs)),
-            np.array(turns, dtype=np.int64),
-            np.fromiter((spec.priority for spec in specs), np.int64, len(specs)),
-            texts.encode([spec.slo_class for spec in specs]),
+            numbers(specs, "session_id"),
+            _turns(numbers(specs, "previous_id")),
+            numbers(specs, "priority"),
+            slo_code,
             texts,
         )
 
@@ -72,6 +73,18 @@ class Traffic:
         return replace(recording, request_table=joined)
 
 
+def _turns(previous_ids: Integers) -> Integers:
+    """Return how many requests come before each in its chain."""
+    turns = np.zeros(len(previous_ids), dtype=np.int32)
+    turn = turns.data
+    follow_ups = np.flatnonzero(previous_ids != NONE)
+    for some in parts(follow_ups):
+        both = zip(some.tolist(), previous_ids[some].tolist(), strict=True)
+        for request, before in both:
+            turn[request] = turn[before] + 1
+    return spilled(turns)
+
+
 def _taken(
     values: npt.NDArray[np.integer[Any]], rows: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.integer[Any]] | ArrayFile:
@@ -83,6 +96,6 @@ def _taken(
     return collector.kept()
 
 
-def _short(values: Integers) -> npt.NDArray[np.integer[Any]]:
+def _short(values: Integers) -> Integers:
     short = values.astype(np.int32)
     return short if (short == values).all() else values

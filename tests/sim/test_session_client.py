@@ -305,14 +305,15 @@ def test_a_longer_answer_changes_nothing_before_it_shows() -> None:
     """Invariant 4, for turns that follow from an answer: no policy knows its length."""
     data = chat_config()
     del data["workload"]["max_tokens"]
-    plain, longer = (Simulation(parse_config(data)) for _ in range(2))
+    plain = Simulation(parse_config(data))
     previous = {request.previous_id for request in plain.specs}
     # In the middle of a conversation: it waited for an answer, and is waited for.
     changed = next(r for r in plain.specs if r.previous_id and r.request_id in previous)
-    assert isinstance(longer.specs, list)
-    longer.specs[changed.request_id] = changed._replace(
+    specs = list(plain.specs)
+    specs[changed.request_id] = changed._replace(
         num_output_tokens=changed.num_output_tokens + 40
     )
+    longer = Simulation(parse_config(data), specs=specs)
     before, after = plain.run(), longer.run()
     rows = before.requests
     end_s = rows["finish_s"][rows["parent_id"] == changed.request_id].iloc[0]

@@ -18,7 +18,7 @@ from workloads.arrivals import (
     arrival_times_s,
     check_stop,
 )
-from workloads.chains import in_order
+from workloads.chains import gathered
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
@@ -104,8 +104,8 @@ class SessionWorkload:
             self.duration_s,
             self.rate_scale,
         )
-        requests = in_order(self._checked(arrivals_s, streams))
-        if not requests:
+        requests = gathered(self._checked(arrivals_s, streams))
+        if not len(requests):
             raise WorkloadError(
                 f"{type(self.sessions).__name__}.requests must yield requests; got "
                 "none; mend it"
@@ -129,7 +129,7 @@ class SessionWorkload:
 
 
 def _check_request(kind: SessionKind, request: RequestSpec, num_sessions: int) -> None:
-    """Hold a kind of session to its contract, as far as `in_order` does not."""
+    """Hold a kind of session to its contract, as far as `gathered` does not."""
     if request.previous_id is None and not 0 <= request.arrival_s < math.inf:
         problem = f"finite arrivals from 0; got {request.arrival_s!r} s"
     elif request.num_output_tokens < 1 or request.num_prompt_tokens < 1:
