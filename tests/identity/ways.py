@@ -52,7 +52,18 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
         "search={num_seeds: 3, curve: [0.6], curve_seeds: 1}",
         "sensitivity=null",
     ),
+    "plan_host_memory": (
+        "workload.sessions.num_sessions=40",
+        "search={num_seeds: 3, tolerance: 0.2, curve: [0.75], curve_seeds: 1}",
+        "replicas={num_seeds: 1}",
+    ),
     "speculative_chat": ("workload.synthetic.duration_s=5.0",),
+    "speculative_plan": (
+        "workload.synthetic.num_requests=150",
+        "search={num_seeds: 3, tolerance: 0.2, curve: [0.9], curve_seeds: 1}",
+    ),
+    "speculative_sweep": ("workload.synthetic.duration_s=2.0",),
+    "vllm_or_sglang": ("workload.sessions.num_sessions=160",),
 }
 """Examples, and what makes a short one of each."""
 _UNLIKE = ("run.json",)
