@@ -7,6 +7,7 @@ from typing import Final
 _FALSY = "callers ask whether it is true, and None is not"
 _SAME_AT_THE_BOUND = "at the bound both ways give the same"
 _A_CHECK = "a check of lengths that are equal"
+_ONE_BY_ONE = "steps are taken one by one then, to the same end"
 
 EQUIVALENT: Final[dict[str, str]] = {
     "cache/cacheflow/tier.py:Tier.num_stored_tokens: `0` changed (2)": (
@@ -17,6 +18,10 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "cache/sglang/radix_cache.py:RadixCache._look: `1` changed": (
         "a clock of which only the order is read"
+    ),
+    "cache/tiers/access.py:RequestAccess.know: "
+    "`self._num_reached <= first < stop` by Lt": (
+        "the way for keys that may be known finds the same cells"
     ),
     "cache/tiers/lru.py:LRUTierPolicy.accessed: `len(earlier) < len(numbers)` by LtE": (
         "chunks of all requests are all chunks"
@@ -31,6 +36,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "cache/v1/groups/window.py:SlidingWindowManager.num_passed_tokens: "
     "`num_tokens > 0` by GtE": _SAME_AT_THE_BOUND,
+    "cache/v1/id_tables.py:IdTables.take: `num_blocks > len(free)` by GtE": (
+        "ids that are not needed yet go below those that are taken"
+    ),
     "cache/v1/policies/clairvoyant.py:Clairvoyant._next_reader: `0` changed": (
         "the first reader has begun when its content is cached"
     ),
@@ -53,6 +61,16 @@ EQUIVALENT: Final[dict[str, str]] = {
     "`self.running_batch.is_full or not self.queue.entries` by And": (
         "the method that it shortens says so itself, later"
     ),
+    "sim/scheduler/sglang/holdings.py:Holdings._count: `sign > 0` by GtE": (
+        "the sign is 1 or -1"
+    ),
+    "sim/scheduler/sglang/requests.py:Entry.tokens: "
+    "without `self.num_known = num_tokens`": (
+        "tokens that are known are written down once more, the same"
+    ),
+    "sim/scheduler/sglang/scheduler.py:SglangScheduler.__init__: `0` changed": (
+        "a step in which nothing has changed is told of the tree once more"
+    ),
     "sim/scheduler/sglang/requests.py:Entry.__init__: `1` changed": (
         "any negative number is no slot"
     ),
@@ -61,12 +79,24 @@ EQUIVALENT: Final[dict[str, str]] = {
     "sim/scheduler/sglang/requests.py:SglangOutput.take: `0` changed": (
         "the budget of these counts is not asked"
     ),
-    "sim/scheduler/v1/connectors/scheduler.py:ConnectorScheduler.quiet_steps: "
-    "`return super().quiet_steps(most)` returns None": (
-        "steps are taken one by one then, to the same end"
+    "sim/scheduler/v1/batch_queue.py:BatchQueueScheduler.__init__: "
+    "without `self._some_left = False`": (
+        "asked before the first call, a missing answer counts as no"
     ),
-    "sim/scheduler/v1/scheduler.py:Scheduler._admit_plainly: "
+    "sim/scheduler/v1/connectors/pulling.py:ProducerConnector.is_quiet: "
+    "`return not self._sends` returns None": _ONE_BY_ONE,
+    "sim/scheduler/v1/connectors/scheduler.py:ConnectorScheduler._is_ready: "
+    "`return False` returns None": _FALSY,
+    "sim/scheduler/v1/connectors/scheduler.py:ConnectorScheduler.quiet_steps: "
+    "`return super().quiet_steps(most)` returns None": _ONE_BY_ONE,
+    "sim/scheduler/v1/plain_admission.py:PlainAdmission.admit: "
     "`num_tokens < num_whole` by LtE": _SAME_AT_THE_BOUND,
+    "sim/scheduler/v1/scheduler.py:Scheduler._all_decodes_get_on: "
+    "`return True` returns None": (
+        "all that run are walked then, as if a decode might go without a token"
+    ),
+    "sim/scheduler/v1/scheduler.py:Scheduler._allocate_or_preempt: "
+    "`return False` returns None (2)": _FALSY,
     "sim/scheduler/v1/speculative.py:SpeculativeScheduler.__init__: "
     "`num_slots // self.block_size` by Mult": (
         "an upper bound, above which blocks are counted one by one"

@@ -227,6 +227,16 @@ def test_a_dead_fleet_lets_requests_wait_or_rejects_them(*, comes_back: bool) ->
         assert any("none will be" in line for line in summary["warnings"])
 
 
+def test_an_engine_that_came_back_is_not_waited_for_once_more() -> None:
+    events = [event(0.5, "die", 0), event(0.7, "start", 0), event(1.2, "die", 0)]
+    results = run(events, replicas=1)
+    requests, summary = results.requests, results.summary
+    late = requests[requests["arrival_s"] > 1.2]
+    assert len(late) > 30
+    assert (late["reason"] == NONE_READY).all()
+    assert not summary["stalled"]
+
+
 def test_clients_that_wait_see_the_answer_of_the_second_try() -> None:
     fleet = fleet_of(3, "session") | {"events": [event(1.0, "die", 0)]}
     data = data_of(GENERATIONS["v1"], fleet) | {"workload": SESSIONS}

@@ -70,6 +70,17 @@ def test_kinds_add_up_to_the_blocks_of_each_step(results: Results) -> None:
     assert held.tolist() == steps["num_physical_blocks"].tolist()
 
 
+def test_at_the_end_nothing_is_held() -> None:
+    """Of a run whose last step has tokens, so that none comes behind it."""
+    short = {"preset": {"name": "azure_conv_2023", "duration_s": 5}}
+    engine = GPT_OSS["engine"] | {"async_scheduling": False}
+    results = simulate(parse_config(GPT_OSS | {"workload": short, "engine": engine}))
+    rows = results.recording.group_table
+    assert rows is not None
+    last = dict(zip(rows["kind"].tolist(), rows["num_blocks"].tolist(), strict=True))
+    assert last == {0: 0, 1: 0}
+
+
 def test_summary_and_files_tell_of_kinds(results: Results, tmp_path: Path) -> None:
     window, full = results.summary["kv_cache_groups"]
     assert (window["kind"], full["kind"]) == ("sliding window of 128", "full attention")

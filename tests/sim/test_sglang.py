@@ -17,6 +17,8 @@ from sim.hardware.capacity.sglang import default_fraction, defaults_of
 from sim.results import schema
 from sim.results.folder import RunFolder
 from sim.results.prefix_tree import mean_between
+from sim.scheduler.sglang.clocked import ClockedSglangScheduler
+from sim.scheduler.sglang.requests import ScheduleBatch, SglangOutput
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.conformance import driver_of, first_difference
@@ -475,6 +477,44 @@ def test_random_workloads_reach_its_rules() -> None:
     assert reached.num_preemptions > 5
     for name in ("overlap", "pages", "evictions", "retractions", "chunks", "aborts"):
         assert reached.workloads_with[name], name
+
+
+def test_outputs_say_how_many_tokens_of_each_they_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    take = SglangOutput.take
+
+    def taking(output: SglangOutput, batch: ScheduleBatch) -> None:
+        take(output, batch)
+        assert len(output.num_scheduled_tokens) == len(output.scheduled)
+        shape = output.shape
+        if len(output.scheduled) == len(batch.entries):  # none has ended meanwhile
+            num_tokens = shape.num_decodes + shape.num_prefill_tokens
+            assert sum(output.num_scheduled_tokens) == num_tokens
+        seen.extend(output.num_scheduled_tokens)
+
+    monkeypatch.setattr(SglangOutput, "take", taking)
+    for seed in range(5):
+        list(driver_of(random_sglang_workload(seed, "0.5.9")).lines())
+    assert len(set(seen)) > 5
+
+
+def test_batches_of_decodes_have_no_prompts_in_their_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rest: set[tuple[int, ...]] = set()
+    form = ClockedSglangScheduler.form
+
+    def forming(scheduler: ClockedSglangScheduler, now_s: float) -> tuple[int, ...]:
+        shape = form(scheduler, now_s)
+        if shape[0] and not shape[2]:
+            rest.add(shape[2:])
+        return shape
+
+    monkeypatch.setattr(ClockedSglangScheduler, "form", forming)
+    assert Simulation(parse_config(data_of())).run().summary["path"] == "fast"
+    assert rest == {(0, 0, 0, 0)}
 
 
 def test_conform_says_that_there_is_no_sglang(

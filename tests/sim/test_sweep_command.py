@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import yaml
 
 from sim.cli.main import run as kvsim
 from sim.results.output import write_json
+from tests.shared import ROOT
 from tests.sim.commands import TRACE, claimed_elsewhere, files, refused
 from tests.sim.sweep_files import tiny, write_sweep
 
@@ -38,6 +40,28 @@ class Slow(ConstantCost):
 
 def sweep(path: Path, *options: str) -> int:
     return kvsim(["sweep", str(path), "--out", str(path.parent / "out"), *options])
+
+
+def test_a_file_that_may_not_grow_is_told_with_the_remedy(tmp_path: Path) -> None:
+    """A limit of file sizes, as on a shared machine; a full disk is said alike."""
+    write_sweep(tmp_path, repeats=2)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "kvsim", "sweep", "sweep.yaml", "--workers", "1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "File too large" in done.stderr
+    assert done.stderr.endswith("; make room and go on with --resume\n")
 
 
 def test_a_sweep_is_a_dataset_that_opens_as_it_is(

@@ -348,9 +348,8 @@ class ClockedSglangScheduler(SglangScheduler):
                 ]
                 entries.sort(key=lambda entry: entry.request.order)
         for entry in batch.entries:
-            if entry is batch.chunked:
-                entry.num_chunks -= 1
-            elif not (entry.is_finished or entry.is_retracted):
+            is_left = entry.is_finished or entry.is_retracted
+            if entry is not batch.chunked and not is_left:
                 entries.append(entry)
         self._processing = output, entries
         super().update(finished)

@@ -30,6 +30,16 @@ SEQS_RATE = 8 / (20 * STEP_S)
 """Eight places, each taken for the twenty steps that give twenty tokens."""
 
 
+TOKENS = {"kind": "fixed", "tokens": 20}
+RATELESS = {
+    "synthetic": {
+        "arrivals": {"kind": "poisson", "rate": None},
+        "prompt_tokens": TOKENS,
+        "output_tokens": TOKENS,
+    }
+}
+
+
 def only(data: Any) -> Any:
     (candidate,) = data["candidates"]
     return candidate
@@ -191,6 +201,7 @@ def test_traffic_that_comes_at_once_has_no_rate(tmp_path: Path) -> None:
         ({"prices": {"per_gpu_hour": {"h200_sxm": 1}, "per_host_gib_hour": -1}},
           "prices.per_host_gib_hour: give a number of at least 0, got -1"),
         ({"prices": "nowhere.yaml"}, "there is no file 'nowhere.yaml'"),
+        ({"workload": RATELESS}, "arrivals.rate: Input should be a valid number"),
         ({"candidates": {"gpu": []}}, "give a list"),
         ({"candidates": {"gpus": ["h200_sxm"]}}, "did you mean 'gpu'"),
         ({"candidates": {"gpu": ["h200_sxm", "h200_sxm"]}}, "stands twice"),
