@@ -172,10 +172,11 @@ class ByEnds(DealtEngines):
             advance(env, now_s)
             place = self._deal(request)
             engine = engines[place]
+            time_s = inf  # in a step in full: its next event
             if engine.may_reject(request):
                 engine.env.run_to(now_s, ARRIVAL_PRIORITY)
-            time_s = inf  # in a step in full: its next event
-            if engine.stretch is not None:
+                time_s = engine.env.next_s()
+            elif engine.stretch is not None:
                 time_s = engine.stretch.end_of_step(now_s)
             elif engine.is_waiting:
                 time_s = now_s

@@ -295,18 +295,18 @@ class Engine:
                     until_s = next_s if next_s < event_s else event_s
                     if horizon is not None:
                         until_s = min(next_s, horizon())
-                    if horizon is None or not self.is_interruptible or event_s == inf:
-                        ends = take_quiet(step, num_steps, now_s, until_s)
-                    else:
+                    ends = []
+                    if horizon is not None and self.is_interruptible:
                         ends = quiet_ends(step, num_steps, now_s, until_s)
-                        if event_s <= ends[-1] < inf:
+                        if ends and event_s <= ends[-1] < inf:
                             ends = yield from self._interruptible(ends, until_s, now_s)
                             if is_unseen or env._now > now_s:  # they have ended
-                                event_s, self.is_alone = inf, False
-                                is_unseen = False
+                                event_s, self.is_alone, is_unseen = inf, False, False
                             if not ends:
                                 continue
-                        take_quiet(step, num_steps, now_s, until_s, ends)
+                        elif not ends and event_s < until_s:
+                            until_s = event_s
+                    ends = take_quiet(step, num_steps, now_s, until_s, ends or None)
                     end_s = ends[-1]
                     step += len(ends) - 1
                 elif is_unseen:

@@ -234,12 +234,10 @@ class Fleet:
             engines = self._behind()
             dealt = BetweenScrapes(self.env, engines, router, requests, self.loads)
             for engine in engines:
-                if not engine.is_interruptible:
-                    engine.horizon = None
-                elif not getattr(engine.scheduler, "foresees_usage", False):
+                if not getattr(engine.scheduler, "foresees_usage", False):
                     engine.horizon = dealt.read_next_s
             return dealt
-        if _looks(router) or any(map(_schedules_ahead, self.schedulers)):
+        if _looks(router):
             return None
         return ByEnds(self.env, self._behind(), router, requests)
 
@@ -248,7 +246,7 @@ class Fleet:
         engines = []
         for place in range(len(self.schedulers)):
             engine = self._engine(place, None, _never, Clock())
-            engine.is_interruptible = not _schedules_ahead(engine.scheduler)
+            engine.is_interruptible = True
             engine.looks_ahead = True
             engines.append(engine)
         return engines
@@ -291,16 +289,12 @@ class Fleet:
         engine: Engine,
     ) -> None:
         """Let an engine know how far it may run ahead."""
-        engine.is_interruptible = engine.batches is None
+        engine.is_interruptible = True
         engine.looks_ahead = is_announced and not self.comes_and_goes
-        if engine.is_interruptible and getattr(
-            engine.scheduler, "foresees_usage", False
-        ):
+        if getattr(engine.scheduler, "foresees_usage", False):
             engine.horizon = _never  # what is looked at is known amid quiet steps, too
-        elif engine.is_interruptible or is_announced:
-            engine.horizon = horizon_of(
-                engines, watches, heeds_arrivals=not engine.is_interruptible
-            )
+        else:
+            engine.horizon = horizon_of(engines, watches, heeds_arrivals=False)
 
     def _engines(
         self,
@@ -435,10 +429,6 @@ def _looks(router: Any) -> bool:
         or not _LOOKS.isdisjoint(signature(type(router)).parameters)
         or _looks_at_caches(router)
     )
-
-
-def _schedules_ahead(scheduler: Scheduler) -> bool:
-    return getattr(scheduler, "max_concurrent_batches", 1) > 1
 
 
 def _never() -> float:

@@ -13,6 +13,7 @@ from sim.engine.engines import Engines
 from sim.engine.replicas import DIED, NONE_READY, Replicas
 from sim.engine.roster import ReplicaState
 from sim.engine.routers import ROUTERS
+from sim.engine.steps.in_flight import AheadQuietSteps
 from sim.errors import ConfigError
 from sim.results.fleets import rows
 from sim.scheduler.sglang.scheduler import SglangScheduler
@@ -322,3 +323,25 @@ def test_refused(events: list[Event], kind: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         simulation_of(events, kind=kind)
     assert "\n" not in str(refused.value)
+
+
+def test_steps_ahead_go_on_when_requests_come_to_other_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stretch ends for what comes to its engine, or ends there, and for no other."""
+    taken: dict[Any, int] = {}
+    take = AheadQuietSteps.take
+
+    def counting(self: Any, *arguments: Any) -> list[float]:
+        taken[self] = taken.get(self, 0) + 1
+        return take(self, *arguments)
+
+    monkeypatch.setattr(AheadQuietSteps, "take", counting)
+    engine = {"async_scheduling": True, "max_model_len": 1024}
+    events = [event(0.5, "slow", 0, factor=1.0)]
+    fleet = fleet_of(8, "round_robin") | {"events": events}
+    config = parse_config(data_of(engine, fleet, 160, 40.0))
+    fast = Simulation(config).run()
+    assert sum(taken.values()) < 4 * 160  # of 160 x 8, were it for any of them
+    slow = Simulation(config, stepwise=True).run()
+    assert fast.requests.equals(slow.requests)

@@ -328,6 +328,8 @@ def test_engines_that_are_run_apart_are_the_same(
     ("kind", "engine"),
     [
         ("least_requests", {}),
+        ("least_requests", {"async_scheduling": True}),
+        ("least_requests", GENERATIONS["sglang"]),
         ("session", {"enable_prefix_caching": True}),
         ("llm_d", {}),
         ("llm_d", {"async_scheduling": True}),

@@ -110,6 +110,10 @@ class AheadSteps(ClockedSteps):
             self._note(step, now_s)
         return turn_s
 
+    def ends_unseen(self, step: int) -> bool:
+        del step
+        return False
+
     def _output(self) -> SchedulerOutput:
         if self._batch is None:  # failed loads are in one output only
             self._batch = super()._output()
@@ -178,6 +182,46 @@ class AheadQuietSteps(QuietSteps):
 
     batches: HostQueue
     calendar: AheadCalendar
+    _planned: list[float]  # the ends of steps, as `ends_s` found them
+
+    def ends_s(
+        self, step: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        """Return the turns of steps that are taken later.
+
+        There are none where the host is not hidden: such steps are taken one by one.
+        """
+        self._num_waiting = len(self.waiting)
+        ends_s = self._hidden_ends(*self._at(step), num_steps, now_s, until_s)
+        self._planned = ends_s
+        if not ends_s:
+            return []
+        turns_s = [self.batches.last_s, *ends_s[:-1]]
+        if self.calendar.begun:  # a router may ask amid the turns
+            self.calendar.note_first_tokens(turns_s[0])
+        return turns_s
+
+    def _at(self, step: int) -> tuple[int, int]:
+        """Return how many decode in a step, and their context."""
+        num_decodes = self._clock.num_decodes
+        return num_decodes, self._clock.num_base_tokens + num_decodes * step
+
+    def _hidden_ends(
+        self,
+        num_decodes: int,
+        context: int,
+        num_steps: int,
+        now_s: float,
+        until_s: float,
+    ) -> list[float]:
+        """Return when steps end that hide the host; none if the first does not."""
+        if not self.batches.is_steady:
+            return []
+        host_s, _, ends_of = self.batches.quiet[num_decodes]
+        oldest_s = self.batches.last_s
+        if now_s + host_s > oldest_s:
+            return []
+        return ends_of(context, num_steps, oldest_s, until_s)
 
     def take(
         self,
@@ -187,25 +231,22 @@ class AheadQuietSteps(QuietSteps):
         until_s: float,
         ends_s: list[float] | None = None,
     ) -> list[float]:
-        clock, batches = self._clock, self.batches
-        num_decodes = clock.num_decodes
-        context = clock.num_base_tokens + num_decodes * step
-        turns_s: list[float] = []
-        if batches.is_steady:
-            oldest_s = batches.last_s
-            host_s, hidden_ns, ends_of = batches.quiet[num_decodes]
-            if now_s + host_s <= oldest_s:
-                turns_s = ends_of(context, num_steps, oldest_s, until_s)
+        batches, is_new = self.batches, ends_s is None
+        num_decodes, context = self._at(step)
+        if ends_s is None:
+            turns_s = self._hidden_ends(num_decodes, context, num_steps, now_s, until_s)
+        else:
+            turns_s = self._planned[: len(ends_s)]
         if turns_s:
             self._log_ends(turns_s)
             num_steps = len(turns_s)
-            batches.hidden_ns += hidden_ns * num_steps
-            batches.last_s = turns_s.pop()
+            batches.hidden_ns += batches.quiet[num_decodes][1] * num_steps
+            oldest_s, batches.last_s = batches.last_s, turns_s.pop()
             turns_s.insert(0, oldest_s)
         else:
             turns_s = batches.take_late(num_decodes, context, num_steps, now_s, until_s)
             num_steps = len(turns_s)
         if self.calendar.begun:
             self.calendar.note_first_tokens(turns_s[0])
-        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=True)
+        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=is_new)
         return turns_s
