@@ -80,11 +80,13 @@ class BlockRuns:
         """
         if not self.ends or stop > self.ends[-1]:
             self.cover(stop)
+        if first >= stop:
+            return np.empty(0, np.int64)
         run, last = bisect_right(self.ends, first), bisect_left(self.ends, stop)
-        ends = np.array(self.ends[run : last + 1], np.int64)
-        before = self.ends[run - 1] if run else 0
-        starts = np.concatenate(([before], ends[:-1]))
-        counts = np.minimum(ends, stop) - np.maximum(starts, first)
+        bounds = np.array([first, *self.ends[run:last], stop], np.int64)
+        counts = bounds[1:] - bounds[:-1]
+        starts = bounds[:-1]
+        starts[0] = self.ends[run - 1] if run else 0
         keys = np.array(self.keys[run : last + 1], np.int64)
         keys &= -KEY_ALIGNMENT
         keys -= starts  # sums may leave the 64 bits, and wrap: a key is a key

@@ -9,8 +9,6 @@ from cache.tiers.cpu import (
     CPUTier,
     LookupResult,
     PreparedStore,
-    chunk_bytes_of,
-    num_chunks_of,
 )
 from cache.tiers.device import TierDevice, TierJob
 from cache.tiers.hierarchy import TierHierarchy
@@ -22,6 +20,7 @@ from cache.tiers.secondary import (
     PoolTier,
     SecondaryTier,
 )
+from cache.tiers.sizes import chunk_bytes_of, num_chunks_of
 
 __all__ = [
     "SECONDARY_TIERS",

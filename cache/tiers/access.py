@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cache.errors import CacheError
-from cache.tiers.places import NO_INTS, is_any, longer
+from cache.tiers.places import NO_INTS, is_all, is_any, longer
 
 if TYPE_CHECKING:
     from cache.tiers.places import ChunkIndex, Ints, Mask
@@ -53,6 +53,12 @@ class RequestAccess:
         The policy's own: places and positions of the chunks that it ranks with the
         request, by lots; whether they stand by position, and whether none of them is
         ranked with another by now.
+    is_whole
+        Whether the policy has ranked all with the request that it has shown, and has
+        given up none of it.
+    lost
+        The policy's own: places and positions of chunks that it ranks with others by
+        now, by lots.
     keys, cells
         By position in the request: keys, and where the tier's index has them (-1: not
         known).
@@ -74,7 +80,9 @@ class RequestAccess:
         "is_finished",
         "is_own",
         "is_sorted",
+        "is_whole",
         "keys",
+        "lost",
         "missed",
         "num_known",
         "number",
@@ -100,12 +108,13 @@ class RequestAccess:
         self.missed: set[int] = set()
         self.rank = self.number = 0
         self.ranked: list[tuple[Ints, Ints]] = []
-        self.is_sorted = self.is_own = True
+        self.is_sorted = self.is_own = self.is_whole = True
+        self.lost: list[tuple[Ints, Ints]] = []
         self.is_finished = False
         self.keys = self.cells = NO_INTS
         self.num_known = 0
         self._num_reached = 0  # leading positions that hold all of which keys are known
-        self.pages: list[Ints] = []
+        self.pages: list[int] = []
         self._is_shown: Mask = np.zeros(0, np.bool_)  # by position
         self._num_chunks = num_chunks
 
@@ -127,6 +136,13 @@ class RequestAccess:
             If other keys were there before.
         """
         stop = first + len(keys)
+        if not (first or self.num_known) and stop >= self._num_chunks:
+            self.keys = keys
+            self.cells, pages = index.hold(keys)
+            self._is_shown = np.zeros(stop, np.bool_)
+            self.num_known = self._num_reached = stop
+            self.pages.append(pages)
+            return self.cells
         if stop > len(self.cells):
             self._reach(stop)
         cells = self.cells[first:stop]
@@ -181,7 +197,22 @@ class RequestAccess:
         shown |= new
         return new
 
-    def shown(self) -> Ints:
+    def show_all(self, first: int, stop: int) -> bool:
+        """Note known keys; say whether any of them is new to the request."""
+        shown = self._is_shown[first:stop]
+        has_new = not is_all(shown)
+        shown[:] = True
+        return has_new
+
+    def shown(self) -> slice | Ints:
         """Return the positions of the keys that it has shown."""
+        if is_all(self._is_shown):
+            return slice(0, len(self._is_shown))
         positions: Ints = self._is_shown.nonzero()[0]
         return positions
+
+    def forget(self) -> None:
+        """Forget the keys of a request that has ended; its rank stays."""
+        self.keys = self.cells = NO_INTS
+        self._is_shown = np.zeros(0, np.bool_)
+        self.pages, self.lost = [], []

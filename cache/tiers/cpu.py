@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from cache.tiers.places import Ints, Mask
     from cache.tiers.policy import TierPolicy
 
-CHUNK_ALIGNMENT_BYTES = 4096
-"""A chunk takes whole pages of host memory."""
-
 TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
     "lru": LRUTierPolicy,
     "arc": ARCTierPolicy,
@@ -129,7 +126,7 @@ class CPUTier:
             )
         self.num_chunks = num_chunks
         self.policy = TIER_POLICIES[eviction_policy](num_chunks)
-        self._index = ChunkIndex()
+        self._index = ChunkIndex(num_chunks)
         # By place: its cell there, and its readers, or -1 while it is written.
         self._cells = NO_INTS
         self._num_holds = NO_INTS
@@ -192,6 +189,14 @@ class CPUTier:
             ids = ids[: int(is_missing.argmax())]
         return len(ids), not is_any(self._num_holds[ids] < 0)
 
+    def meet(self, keys: Sequence[int] | Ints, access: RequestAccess) -> None:
+        """Look up where the leading keys of a request belong, all at once.
+
+        Calls that name some of them do that for these, if none has done it before.
+        """
+        if not access.num_known:
+            access.know(as_ints(keys), 0, self._index)
+
     def _places_of(self, keys: Ints, access: RequestAccess, first: int) -> Ints:
         """Return the place of each key of a request, -1 for those that are missing."""
         cells = access.know(keys, first, self._index)  # the table may grow
@@ -231,7 +236,9 @@ class CPUTier:
         self.hold(ids)
         chunks = Chunks(keys, ids, np.arange(first, stop))
         new = access.show(first, stop)
-        if is_any(new):
+        if is_all(new):
+            self.policy.accessed(chunks, access)
+        elif is_any(new):
             self.policy.accessed(chunks.where(new), access)
         self.policy.reused(chunks, access)
         return ids
@@ -298,25 +305,18 @@ class CPUTier:
         stop = first + len(keys)
         cells = access.know(keys, first, self._index)
         ids = self._index.places[cells]
-        is_missing = ids < 0
         positions = np.arange(first, stop)
         present = seen = _NOTHING
-        if self._offers is None and is_all(is_missing):
-            new = access.show(first, stop)
+        if self._offers is None and is_all(ids < 0):
+            has_new = access.show_all(first, stop)
         else:
             lot = Chunks(keys, ids, positions)
-            is_present = self._is_present(ids, is_missing)
-            if self._offers is not None:
-                is_missing &= self._is_often_offered(keys, is_missing)
-            new = access.show(first, stop, is_missing | is_present)
-            present = lot.where(is_present)
-            seen = lot.where(is_present & new)
-            keys, positions = keys[is_missing], positions[is_missing]
-            cells = cells[is_missing]
+            missing, cells, present, seen, has_new = self._part(lot, cells, access)
+            keys, _, positions = missing
         num_missing = len(keys)
         if num_missing:
             self.policy.store_missed(keys, access)
-        if is_any(new):
+        if has_new:
             self.policy.accessed(seen, access)
         if len(present.ids):
             self.policy.reused(present, access)
@@ -326,12 +326,12 @@ class CPUTier:
         num_own = 0
         if len(present.ids):
             num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
-        if num_needed > self.num_evictable_chunks - num_own:
-            return None
         evicted_ids = NO_INTS
         if num_needed > 0:
-            evicted_ids = self._make_room(num_needed, present.ids)
+            if num_needed <= self.num_evictable_chunks - num_own:
+                evicted_ids = self._make_room(num_needed, present.ids)
             if not len(evicted_ids):
+                access.is_whole = False  # of what it has shown this is not there
                 return None
         ids = self._take_places(num_missing)
         self._index.places[cells] = ids
@@ -341,6 +341,31 @@ class CPUTier:
         self._num_writing += num_missing
         self.policy.inserted(Chunks(keys, ids, positions), access)
         return PreparedStore(keys, ids, evicted_ids)
+
+    def _part(
+        self, lot: Chunks, cells: Ints, access: RequestAccess
+    ) -> tuple[Chunks, Ints, Chunks, Chunks, bool]:
+        """Note that a request shows a lot; part what is missing from what is there.
+
+        Returns
+        -------
+        (Chunks, Ints, Chunks, Chunks, bool)
+            What is to be stored, and its cells; what can be read; what of that the
+            request shows for the first time; and whether it shows anything new.
+        """
+        first = int(lot.positions[0]) if len(lot.positions) else 0
+        is_missing = lot.ids < 0
+        is_present = self._is_present(lot.ids, is_missing)
+        if self._offers is not None:
+            is_missing &= self._is_often_offered(lot.keys, is_missing)
+        new = access.show(first, first + len(lot.ids), is_missing | is_present)
+        num = int(np.count_nonzero(is_present))
+        if not (is_all(is_present[:num]) and is_all(is_missing[num:])):
+            present, seen = lot.where(is_present), lot.where(is_present & new)
+            return lot.where(is_missing), cells[is_missing], present, seen, is_any(new)
+        present, missing = lot.cut(num)  # mostly
+        seen = present if is_all(new[:num]) else present.where(new[:num])
+        return missing, cells[num:], present, seen, is_any(new)
 
     def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
         """Say which of a lot can be read."""
@@ -384,6 +409,7 @@ class CPUTier:
         self._num_begun += num_fresh
         self._cells = longer(self._cells, self._num_begun)
         self._num_holds = longer(self._num_holds, self._num_begun)
+        self.policy.reach(self._num_begun)
         ids = np.arange(begun, self._num_begun)
         if num_fresh == number:
             return ids
@@ -409,15 +435,18 @@ class CPUTier:
         """Settle what a request that ends has shown; once."""
         if not access.is_finished:
             access.is_finished = True
-            positions = access.shown()
-            ids = self._index.places[access.cells[positions]]
-            shown = Chunks(access.keys[positions], ids, positions)
-            is_there = ids >= 0
-            self.policy.finished(
-                shown if is_all(is_there) else shown.where(is_there), access
-            )
+            if not self.policy.settles(access, self._index.places):
+                at = access.shown()
+                ids = self._index.places[access.cells[at]]
+                positions = np.arange(at.stop) if isinstance(at, slice) else at
+                shown = Chunks(access.keys[at], ids, positions)
+                is_there = ids >= 0
+                self.policy.finished(
+                    shown if is_all(is_there) else shown.where(is_there), access
+                )
             for pages in access.pages:
                 self._index.release(pages)
+            access.forget()
 
     # -- proof ----------------------------------------------------------------
 
@@ -469,28 +498,3 @@ _NOTHING = Chunks(NO_INTS, NO_INTS, NO_INTS)
 def _refuse_ended(access: RequestAccess) -> None:
     if access.is_finished:
         raise CacheError("the request has ended; a tier sees it no more")
-
-
-def num_chunks_of(num_bytes: int, block_bytes: int, blocks_per_chunk: int) -> int:
-    """Return how many chunks so much host memory holds.
-
-    Parameters
-    ----------
-    num_bytes
-        Of all workers together.
-    block_bytes
-        KV bytes of a block, over all workers that keep a copy of their own.
-    blocks_per_chunk
-        Blocks of a chunk.
-
-    Notes
-    -----
-    Source: vLLM 0.33, ``vllm/v1/kv_offload/cpu/spec.py``.
-    """
-    return num_bytes // chunk_bytes_of(block_bytes, blocks_per_chunk)
-
-
-def chunk_bytes_of(block_bytes: int, blocks_per_chunk: int) -> int:
-    """Return what a chunk takes; see `num_chunks_of`."""
-    pages = -(-block_bytes * blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
-    return pages * CHUNK_ALIGNMENT_BYTES

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cache.errors import require
-from cache.tiers.places import NO_INTS, is_all, longer
+from cache.tiers.places import NO_INTS, Chunks, is_all, is_any, longer
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cache.tiers.access import RequestAccess
-    from cache.tiers.places import Chunks, Ints, Mask
+    from cache.tiers.places import Ints, Mask
+
+_POSITION_BITS = 32
+_POSITION_MASK = 2**_POSITION_BITS - 1
 
 
 class LRUTierPolicy(TierPolicy):
@@ -44,10 +47,9 @@ class LRUTierPolicy(TierPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        # By place: number of the request that ranks the chunk, 0 for none, and the
-        # chunk's position in it.
-        self._owners = NO_INTS
-        self._positions = NO_INTS
+        # By place: number of the request that ranks the chunk, and below it the chunk's
+        # position in the request; 0 for none.
+        self._entries = NO_INTS
         self._num_requests = self._num_contacts = 0
         # Requests that list chunks by number, and by rank; the ranks ascend.
         self._requests: dict[int, RequestAccess] = {}
@@ -62,34 +64,48 @@ class LRUTierPolicy(TierPolicy):
         rank = access.rank = access.rank or self._next_rank()
         if not len(chunks.ids):
             return
-        owners = self._owners[chunks.ids]
-        numbers = set(owners.tolist())
+        owners = self._owners(chunks.ids)
+        starts = (owners[1:] != owners[:-1]).nonzero()[0] + 1
+        numbers = {int(owners[0]), *owners[starts].tolist()}
         earlier = [each for each in numbers if self._requests[each].rank < rank]
+        access.is_whole &= len(earlier) == len(numbers)
         if earlier:
             if len(earlier) < len(numbers):
                 chunks = chunks.where(np.isin(owners, earlier))
-            self._take_over(earlier, access)
+            self._take_over(earlier, chunks, access)
             self._rank(chunks, access)
             self._list(chunks, access)
 
+    def reach(self, num_places: int) -> None:
+        self._entries = longer(self._entries, num_places)
+
+    def _owners(self, ids: Ints) -> Ints:
+        """Return the number of the request that ranks each chunk."""
+        return self._entries[ids] >> _POSITION_BITS
+
     def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
-        num_places = int(chunks.ids.max()) + 1
-        if num_places > len(self._owners):
-            self._owners = longer(self._owners, num_places)
-            self._positions = longer(self._positions, num_places)
         self._rank(chunks, access)
         self._list(chunks, access)
 
-    def _take_over(self, numbers: Iterable[int], access: RequestAccess) -> None:
-        """Note that chunks are ranked with a request that were with others."""
+    def _take_over(
+        self, numbers: Collection[int], chunks: Chunks, access: RequestAccess
+    ) -> None:
+        """Note chunks that are ranked with a request, and were with other ones."""
         for number in numbers:
-            if number != access.number:
-                self._requests[number].is_own = False
+            if number == access.number:
+                continue
+            loser = self._requests[number]
+            loser.is_own = False
+            if len(numbers) > 1 or loser.is_finished:
+                loser.is_whole = False
+            elif loser.is_whole:
+                positions = self._entries[chunks.ids] & _POSITION_MASK
+                loser.lost.append((chunks.ids, positions))
 
     def _rank(self, chunks: Chunks, access: RequestAccess) -> None:
         access.number = access.number or self._next_number()
-        self._owners[chunks.ids] = access.number
-        self._positions[chunks.ids] = chunks.positions
+        first = access.number << _POSITION_BITS
+        self._entries[chunks.ids] = chunks.positions + first
 
     def _next_number(self) -> int:
         self._num_requests += 1
@@ -113,6 +129,24 @@ class LRUTierPolicy(TierPolicy):
             del self._requests[access.number]
             del self._ranks[bisect_left(self._ranks, access.rank)]
 
+    def settles(self, access: RequestAccess, places: Ints) -> bool:
+        if not (access.is_whole and access.is_sorted):
+            return False
+        for ids, positions in access.lost:
+            if is_any(places[access.cells[positions]] != ids):
+                return False
+        for ids, positions in access.lost:
+            chunks = Chunks(access.keys[positions], ids, positions)
+            self._take_over(set(self._owners(ids).tolist()), chunks, access)
+            self._rank(chunks, access)
+        access.lost, access.is_own = [], True
+        if access.rank:
+            self._unlist(access)
+            access.rank = self._next_rank()
+            if access.ranked:
+                self._enlist(access)
+        return True
+
     def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         if access.rank:
             self._move(chunks, access, self._next_rank())
@@ -123,11 +157,12 @@ class LRUTierPolicy(TierPolicy):
         access.rank, access.ranked = rank, []
         access.is_sorted = access.is_own = True
         if len(chunks.ids):
-            owners = self._owners[chunks.ids]
-            others = owners[owners != access.number]
-            if len(others):
-                self._take_over(set(others.tolist()), access)
-            self._rank(chunks, access)
+            owners = self._owners(chunks.ids)
+            is_others = owners != access.number
+            if is_any(is_others):
+                lost = chunks.where(is_others)
+                self._take_over(set(owners[is_others].tolist()), lost, access)
+                self._rank(lost, access)
             self._list(chunks, access)
 
     def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
@@ -168,22 +203,29 @@ class LRUTierPolicy(TierPolicy):
         int
             How many.
         """
-        ids, positions = self._own(access)
+        access.is_whole = False
+        if not access.is_sorted:
+            self._own(access)
         kept: list[tuple[Ints, Ints]] = []
-        end, num_missing = len(ids), num_chunks
-        while end and num_missing:
-            first = max(end - num_missing, 0)
-            lot = ids[first:end]
-            is_free = num_holds[lot] == 0
+        lots = access.ranked
+        num_missing = num_chunks
+        while lots and num_missing:
+            ids, positions = lots.pop()
+            if not access.is_own:
+                is_ranked = self._is_ranked(ids, positions, access)
+                ids, positions = ids[is_ranked], positions[is_ranked]
+            first = max(len(ids) - num_missing, 0)
+            if first:
+                lots.append((ids[:first], positions[:first]))
+                ids, positions = ids[first:], positions[first:]
+            is_free = num_holds[ids] == 0
             if not is_all(is_free):
-                kept.append((lot[~is_free], positions[first:end][~is_free]))
-                lot = lot[is_free]
-            self._owners[lot] = 0
-            chosen.append(lot[::-1])
-            num_missing -= len(lot)
-            end = first
-        access.ranked = [(ids[:end], positions[:end])] if end else []
-        access.ranked += reversed(kept)
+                kept.append((ids[~is_free], positions[~is_free]))
+                ids = ids[is_free]
+            self._entries[ids] = 0
+            chosen.append(ids[::-1])
+            num_missing -= len(ids)
+        lots += reversed(kept)
         return num_chunks - num_missing
 
     def _own(self, access: RequestAccess) -> tuple[Ints, Ints]:
@@ -211,13 +253,13 @@ class LRUTierPolicy(TierPolicy):
 
     def _is_ranked(self, ids: Ints, positions: Ints, access: RequestAccess) -> Mask:
         """Say which entries of a request's list are its own by now."""
-        is_owned = self._owners[ids] == access.number
-        is_ranked: Mask = is_owned & (self._positions[ids] == positions)
+        entries = positions + (access.number << _POSITION_BITS)
+        is_ranked: Mask = self._entries[ids] == entries
         return is_ranked
 
     def check(self, ids: Ints) -> None:
         require(
-            np.array_equal(self._owners.nonzero()[0], np.sort(ids)),
+            np.array_equal(self._entries.nonzero()[0], np.sort(ids)),
             "tier: the ranked chunks are not those that are stored",
         )
         require(

@@ -44,6 +44,14 @@ class Chunks(NamedTuple):
         """Return those of a mask, in their order."""
         return Chunks(self.keys[mask], self.ids[mask], self.positions[mask])
 
+    def cut(self, number: int) -> tuple[Chunks, Chunks]:
+        """Return the first so many, and the others."""
+        keys, ids, positions = self
+        return (
+            Chunks(keys[:number], ids[:number], positions[:number]),
+            Chunks(keys[number:], ids[number:], positions[number:]),
+        )
+
 
 def is_any(mask: Mask) -> bool:
     """Whether a mask has a True; counting them takes eight times as long."""
@@ -64,7 +72,9 @@ def longer(column: Ints, length: int, fill: int = 0) -> Ints:
     """Return a column of at least so many rows; new ones are filled with a number."""
     if length <= len(column):
         return column
-    grown = np.full(max(length, 2 * len(column), _PAGE), fill, np.int64)
+    num_rows = max(length, 2 * len(column), _PAGE)
+    # Memory of zeros is not touched before it is used.
+    grown = np.full(num_rows, fill, np.int64) if fill else np.zeros(num_rows, np.int64)
     grown[: len(column)] = column
     return grown
 
@@ -77,17 +87,25 @@ class ChunkIndex:
     look-up for up to 32 chunks, and holds their pages until it ends.
     Pages without a holder and a chunk are given up when the table is full.
 
+    Parameters
+    ----------
+    num_chunks
+        Places of the tier: a table of fewer cells grows before pages are given up.
+
     Attributes
     ----------
     places
         By cell; -1 for a key that is not there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_chunks: int = 0) -> None:
         self.places: Ints = np.full(_PAGE, -1, np.int64)
+        self._num_chunks = num_chunks
         self._rows: dict[int, int] = {}
+        self._pages: list[int | None] = [None]  # by row
         self._free_rows = [0]
-        self._num_holders: Ints = np.zeros(1, np.int64)  # by row
+        self._num_begun = 0
+        self._held: dict[int, Ints] = {}  # rows by what `release` is handed
 
     def find(self, key: int) -> int:
         """Return the place of a key, -1 if there is none."""
@@ -96,63 +114,67 @@ class ChunkIndex:
             return -1
         return int(self.places[(row << _PAGE_BITS) | (key & (_PAGE - 1))])
 
-    def hold(self, keys: Ints) -> tuple[Ints, Ints]:
+    def hold(self, keys: Ints) -> tuple[Ints, int]:
         """Return the cell of each key, and what is to be handed to `release`."""
         pages = keys >> _PAGE_BITS
         starts = (pages[1:] != pages[:-1]).nonzero()[0]
         starts += 1
         first = [int(pages[0]), *pages[starts].tolist()]
-        known = self._rows
-        rows = [known.get(page, -1) for page in first]
-        if -1 in rows:
-            self._take_rows(first, rows)
-        held = np.array(rows, np.int64)
-        self._num_holders[held] += 1
+        rows = [*map(self._rows.get, first)]
+        held = np.array(self._take_rows(first, rows) if None in rows else rows)
+        self._num_begun = number = self._num_begun + 1
+        self._held[number] = held
         lengths = np.empty(len(rows), np.int64)
         lengths[:-1] = starts
         lengths[-1] = len(keys)
         lengths[1:] -= starts
         cells = (held << _PAGE_BITS).repeat(lengths)
         cells += keys & (_PAGE - 1)
-        return cells, held
+        return cells, number
 
-    def release(self, rows: Ints) -> None:
+    def release(self, number: int) -> None:
         """Let go of pages."""
-        self._num_holders[rows] -= 1
+        del self._held[number]
 
-    def _take_rows(self, pages: list[int], rows: list[int]) -> None:
-        """Give a row to each page that has none (-1)."""
-        num_new, free, known = rows.count(-1), self._free_rows, self._rows
-        if len(free) < num_new:
+    def _take_rows(self, pages: list[int], rows: list[int | None]) -> list[int]:
+        """Give a row to each page that has none; return the rows of all."""
+        num_new, free, known = rows.count(None), self._free_rows, self._rows
+        if len(free) < num_new and len(self.places) >= self._num_chunks:
             self._give_up_pages({*rows})
         while len(free) < num_new:
             self._make_rows()
-        for place, page in enumerate(pages):
+        for page in pages:
             if page not in known:
                 known[page] = free.pop()
-            rows[place] = known[page]
+                self._pages[known[page]] = page
+        return [known[page] for page in pages]
 
-    def _give_up_pages(self, wanted: set[int]) -> None:
+    def _give_up_pages(self, wanted: set[int | None]) -> None:
         """Free rows without a chunk or a holder; if they are few, make more.
 
         Those that are wanted are about to be held.
         """
-        num_rows = len(self._num_holders)
+        num_rows = len(self._pages)
         latest = np.maximum.reduce(self.places.reshape(-1, _PAGE), axis=1)
-        is_idle = ((latest < 0) & (self._num_holders == 0)).tolist()
-        for page, row in list(self._rows.items()):
-            if is_idle[row] and row not in wanted:
+        is_idle = latest < 0
+        is_idle[self._held_rows()] = False
+        for row in is_idle.nonzero()[0].tolist():
+            page = self._pages[row]
+            if page is not None and row not in wanted:
                 del self._rows[page]
+                self._pages[row] = None
                 self._free_rows.append(row)
         if 2 * len(self._free_rows) < num_rows:
             self._make_rows()
 
+    def _held_rows(self) -> Ints:
+        return np.concatenate([NO_INTS, *self._held.values()])
+
     def _make_rows(self) -> None:
         """Double the table."""
-        num_rows = len(self._num_holders)
+        num_rows = len(self._pages)
         self.places = longer(self.places, 2 * len(self.places), -1)
-        more = np.zeros(num_rows, np.int64)
-        self._num_holders = np.concatenate([self._num_holders, more])
+        self._pages += [None] * num_rows
         self._free_rows += range(2 * num_rows - 1, num_rows - 1, -1)
 
     def check(self) -> None:
@@ -165,17 +187,18 @@ class ChunkIndex:
         """
         rows = [*self._rows.values(), *self._free_rows]
         require(
-            sorted(rows) == list(range(len(self._num_holders))),
+            sorted(rows) == list(range(len(self._pages))),
             "tier: a row of the index has two pages, or is lost",
         )
-        places = self.places.reshape(-1, _PAGE)
+        require(
+            all(self._pages[row] == page for page, row in self._rows.items())
+            and len(self._pages) - self._pages.count(None) == len(self._rows),
+            "tier: a row of the index does not know its page",
+        )
+        places, held = self.places.reshape(-1, _PAGE), {*self._held_rows().tolist()}
         for row in self._free_rows:
             require(
-                not self._num_holders[row] and bool((places[row] < 0).all()),
+                row not in held and bool((places[row] < 0).all()),
                 "tier: row {} of the index is free and in use",
                 row,
             )
-        require(
-            int(self._num_holders.min()) >= 0,
-            "tier: a page is let go of that nobody holds",
-        )

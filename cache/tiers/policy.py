@@ -60,6 +60,27 @@ class TierPolicy(ABC):
     def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
         """Note chunks that are being written from now on."""
 
+    def reach(self, num_places: int) -> None:  # noqa: B027 - not all keep columns
+        """Make room for so many places, if there is a column by place."""
+
+    def settles(self, access: RequestAccess, places: Ints) -> bool:
+        """Settle a request that ends, if not all of its chunks must be looked at.
+
+        Parameters
+        ----------
+        access
+            The request.
+        places
+            By cell, as of `cache.tiers.places.ChunkIndex`.
+
+        Returns
+        -------
+        bool
+            Whether that is done; if not, `finished` follows.
+        """
+        del access, places
+        return False
+
     @abstractmethod
     def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         """Settle what a request that ends has shown, as far as it is there.

@@ -38,6 +38,10 @@ class _SessionPolicy(LRUTierPolicy):
         session = access.session
         return -2 - access.request_id if session is None else session.session_id
 
+    def settles(self, access: RequestAccess, places: Ints) -> bool:
+        del access, places
+        return False  # it depends on the chunks where they go
+
     def accessed(self, chunks: Chunks, access: RequestAccess) -> None:
         super().accessed(chunks, access)
         is_shared = self._sessions[chunks.ids] != self._session(access)
@@ -48,9 +52,12 @@ class _SessionPolicy(LRUTierPolicy):
         del access
         self._sessions[chunks.ids] = _SHARED
 
+    def reach(self, num_places: int) -> None:
+        super().reach(num_places)
+        self._sessions = longer(self._sessions, num_places)
+
     def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
         super().inserted(chunks, access)
-        self._sessions = longer(self._sessions, len(self._owners))
         self._sessions[chunks.ids] = self._session(access)
 
     def _is_shared(self, chunks: Chunks) -> Mask:
@@ -62,7 +69,7 @@ class _SessionPolicy(LRUTierPolicy):
     ) -> None:
         """Rank the chunks of an ended request: its session's own, and shared ones."""
         is_shared = self._is_shared(chunks)
-        is_ranked = self._owners[chunks.ids] == access.number
+        is_ranked = self._owners(chunks.ids) == access.number
         shared = chunks.where(is_shared & is_ranked)
         if len(shared.ids):
             self._move(shared, RequestAccess(), shared_rank)
@@ -81,9 +88,9 @@ class PinShared(_SessionPolicy):
     def _share(self, chunks: Chunks, access: RequestAccess) -> None:
         super()._share(chunks, access)
         pinned = self._pinned
-        new = chunks.where(self._owners[chunks.ids] != pinned.number)
+        new = chunks.where(self._owners(chunks.ids) != pinned.number)
         if len(new.ids):
-            self._take_over(set(self._owners[new.ids].tolist()), pinned)
+            self._take_over(set(self._owners(new.ids).tolist()), new, pinned)
             self._rank(new, pinned)
             self._list(new, pinned)
             pinned.is_sorted = False
@@ -91,7 +98,7 @@ class PinShared(_SessionPolicy):
     def finished(self, chunks: Chunks, access: RequestAccess) -> None:
         """Rank the request as LRU does, without its pinned chunks."""
         if access.rank:
-            is_own = self._owners[chunks.ids] != self._pinned.number
+            is_own = self._owners(chunks.ids) != self._pinned.number
             self._move(chunks.where(is_own), access, self._next_rank())
 
 

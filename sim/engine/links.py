@@ -85,6 +85,8 @@ class Link:
     ----------
     now_s
         Until when the copies were followed, in seconds.
+    has_ended
+        Whether copies have ended that were not asked for yet.
 
     Notes
     -----
@@ -95,19 +97,17 @@ class Link:
     def __init__(self, rules: LinkRules) -> None:
         self._rules = rules
         self._queues: dict[JobKind, deque[Copy]] = {kind: deque() for kind in KINDS}
+        self._stores, self._loads, self._step_loads = self._queues.values()
         self._ended: dict[JobKind, list[Copy]] = {kind: [] for kind in KINDS}
+        self._beside_speed = 1 / rules.transfer_factor
         self._num_copies = 0
+        self.has_ended = False
         self.now_s = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Whether something is copied."""
         return self._num_copies > 0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether copies have ended that were not asked for yet."""
-        return any(self._ended.values())
 
     def submit(self, copy: Copy) -> None:
         """Let a copy begin now, behind those of its queue."""
@@ -125,16 +125,18 @@ class Link:
             if copy.begin_s != copy.begin_s:
                 copy.begin_s = self.now_s
             self._ended[copy.job.kind].append(copy)
+            self.has_ended = True
         if queue and queue[0].begin_s != queue[0].begin_s:
             queue[0].begin_s = self.now_s
 
     def _speeds(self, *, beside_step: bool) -> list[tuple[deque[Copy], float]]:
         """Return the busy queues, and the share of its speed alone that each has."""
-        rules, queues = self._rules, self._queues
-        stores = queues[JobKind.STORE]
-        loads = [q for q in (queues[JobKind.LOAD], queues[JobKind.SYNC_LOAD]) if q]
-        speed = 1 / rules.transfer_factor if beside_step else 1.0
-        if stores and loads:
+        rules, stores = self._rules, self._stores
+        speed = self._beside_speed if beside_step else 1.0
+        if not (self._loads or self._step_loads):
+            return [(stores, speed)] if stores else []
+        loads = [q for q in (self._loads, self._step_loads) if q]
+        if stores:
             by_kernel = any(queue[0].by_kernel for queue in (stores, *loads))
             speed *= (
                 rules.kernel_both_ways_share if by_kernel else rules.both_ways_share
@@ -144,10 +146,10 @@ class Link:
 
     def next_end_s(self, *, beside_step: bool = False) -> float:
         """Return when the next copy ends, if none is submitted until then."""
-        return self.now_s + min(
-            (q[0].rest_s / v for q, v in self._speeds(beside_step=beside_step)),
-            default=inf,
-        )
+        if not self._num_copies:
+            return inf
+        rests_s = [q[0].rest_s / v for q, v in self._speeds(beside_step=beside_step)]
+        return self.now_s + min(rests_s)
 
     def follow(self, until_s: float, *, beside_step: bool = False) -> None:
         """Let the copies run until a time, in seconds."""
@@ -156,6 +158,8 @@ class Link:
         if until_s > self.now_s:
             span_s = until_s - self.now_s
             self.now_s = until_s
+            if not self._num_copies:
+                return
             for queue, speed in self._speeds(beside_step=beside_step):
                 queue[0].rest_s = max(queue[0].rest_s - span_s * speed, 1e-15)
 
@@ -185,7 +189,8 @@ class Link:
         """
         rules, rest_s = self._rules, length_s
         while self._num_copies:
-            by_kernel = any(queue and queue[0].by_kernel for queue in self._loads())
+            loads = self._loads, self._step_loads
+            by_kernel = any(queue and queue[0].by_kernel for queue in loads)
             factor = rules.kernel_step_factor if by_kernel else rules.step_factor
             needed_s, next_s = rest_s * factor, self.next_end_s(beside_step=True)
             if self.now_s + needed_s <= next_s:
@@ -196,14 +201,13 @@ class Link:
         self.now_s += max(rest_s, 0.0)
         return self.now_s
 
-    def _loads(self) -> tuple[deque[Copy], deque[Copy]]:
-        return self._queues[JobKind.LOAD], self._queues[JobKind.SYNC_LOAD]
-
     def poll(self) -> list[Copy]:
         """Return the copies that have ended since the latest call, queue by queue."""
+        if not self.has_ended:
+            return []
         ended = [copy for kind in KINDS for copy in self._ended[kind]]
-        if ended:
-            self._ended = {kind: [] for kind in KINDS}
+        self._ended = {kind: [] for kind in KINDS}
+        self.has_ended = False
         return ended
 
     def check(self) -> None:

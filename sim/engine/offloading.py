@@ -105,6 +105,8 @@ class OffloadedSteps(Beside):
         self._loads: list[TransferJob] = []  # the same, when its step has ended
         self._polled: list[Copy] = []  # to be reported when the step ends
         self._bad_blocks: dict[int, int] = {}  # by job
+        # By direction and blocks: seconds of the host, seconds after, and by what.
+        self._prices: dict[tuple[bool, int], tuple[float, float, bool]] = {}
         self._formed_s = self._end_s = 0.0  # of the latest step
         self._behind: TierHierarchy | None = scheduler.connector.behind
         self._has_news = False  # from behind, that no call has seen
@@ -173,16 +175,15 @@ class OffloadedSteps(Beside):
         asked, link = self.scheduler.transfers, self.link
         assert isinstance(asked, StepTransfers)  # those of a tier
         link.follow(now_s)
-        flush = set(asked.flush)
+        flush = asked.flush
         for job in self._stores:
             self._submit(job)
-        self._stores = []
-        for job in asked.stores:
-            if job.job_id in flush:
-                self._submit(job)
-            else:
-                self._stores.append(job)
+        self._stores = asked.stores
         if flush:
+            self._stores = [job for job in asked.stores if job.job_id not in flush]
+            for job in asked.stores:
+                if job.job_id in flush:
+                    self._submit(job)
             link.wait_for(flush)
         self._loads = []
         in_step: list[int] = []
@@ -206,17 +207,19 @@ class OffloadedSteps(Beside):
 
     def _submit(self, job: TransferJob, *, is_hidden: bool = False) -> float:
         """Let a job begin; return the host's seconds, which pass unless hidden."""
-        way = self._worker.store
-        if job.kind is not JobKind.STORE:
-            way = self._worker.load
-        num_blocks = len(job.block_ids)
-        moved = way.at(num_blocks)
+        is_store, num_blocks = job.kind is JobKind.STORE, len(job.block_ids)
+        price = self._prices.get((is_store, num_blocks))
+        if price is None:
+            way = self._worker.store if is_store else self._worker.load
+            moved = way.at(num_blocks)
+            rest_s = moved.total_s - moved.host_s
+            price = moved.host_s, rest_s, goes_by_kernel(way, num_blocks)
+            self._prices[is_store, num_blocks] = price
+        host_s, rest_s, by_kernel = price
         if not is_hidden:
-            self.link.follow(self.link.now_s + moved.host_s)
-        by_kernel = goes_by_kernel(way, num_blocks)
-        rest_s = moved.total_s - moved.host_s
+            self.link.follow(self.link.now_s + host_s)
         self.link.submit(Copy(job, rest_s, by_kernel=by_kernel))
-        return moved.host_s
+        return host_s
 
     def _note_failure(self, job: TransferJob) -> None:
         fails = self._worker.fails

@@ -81,17 +81,24 @@ class RunPool:
 
     def _take_queued(self, taken: list[int], num_missing: int) -> None:
         """Add blocks from the front of the queue of extents to `taken`."""
-        end = self._queue.end
+        end, first = self._queue.end, self.index.first
+        is_watched = self.observer is not None or self.index.copies
         extent = end.next
         while num_missing:
-            ids = extent.ids
+            ids, key = extent.ids, extent.key
             num_blocks = len(ids)
             if num_blocks > num_missing:
                 self._evict(extent, num_missing)
                 taken += ids[: -num_missing - 1 : -1]
                 del ids[-num_missing:]
                 break
-            self._evict(extent, num_blocks)
+            if key is None:
+                pass
+            elif is_watched or extent.before is not None or extent.after is not None:
+                self._evict(extent, num_blocks)
+            else:  # as that does with a whole run, without a call
+                self.num_evictions += num_blocks
+                del first[key]
             num_missing -= num_blocks
             ids.reverse()
             taken += ids
@@ -201,14 +208,22 @@ class RunPool:
             Number of blocks that nobody holds any more.
         """
         num_freed = 0
+        queue_end, is_watched = self._queue.end, self.observer is not None
         for extent, start in zip(reversed(parts), reversed(starts), strict=True):
-            if len(extent.ids) != end - start:
-                for each in reversed(chain(extent, end - start)):
+            num_blocks = end - start
+            if len(extent.ids) != num_blocks:
+                for each in reversed(chain(extent, num_blocks)):
                     num_freed += self.drop(each)
             elif extent.num_refs > 1:
                 extent.num_refs -= 1
-            else:
+            elif is_watched or extent.after is not None:
                 num_freed += self.drop(extent)
+            else:  # as that does with the end of a run, without a call
+                extent.num_refs = 0
+                num_freed += num_blocks
+                extent.prev = back = queue_end.prev
+                extent.next = queue_end
+                back.next = queue_end.prev = extent
             end = start
         return num_freed
 

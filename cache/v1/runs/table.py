@@ -70,13 +70,22 @@ class RunTable:
 
     def block_ids(self, first: int = 0, stop: int | None = None) -> list[int]:
         """Return the table as block ids, from a block on and before another one."""
+        start = end = self.num_registered
         ids: list[int] = []
-        start = self.num_registered
-        if first < start:
-            part = bisect_right(self.starts, first) - 1
-            start = self.starts[part]
-            for extent in self.extents(part):
+        if first < end:
+            starts, parts = self.starts, self.parts
+            part = bisect_right(starts, first) - 1
+            start = starts[part]
+            for extent, stops in zip(
+                parts[part:], [*starts[part + 1 :], end], strict=True
+            ):
                 ids += extent.ids
+                num_missing = stops - start - len(ids)
+                if num_missing:
+                    for each in chain(extent, num_missing + len(extent.ids))[1:]:
+                        ids += each.ids
+                if stop is not None and stops >= stop:
+                    return ids[first - start : stop - start]
         ids += self.unregistered
         return ids[first - start : None if stop is None else stop - start]
 

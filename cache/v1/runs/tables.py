@@ -63,6 +63,8 @@ class RunTables:
         self._index = self._pool.index
         self._first = self._index.first
         self._watched: dict[int, int] = {}  # run key to blocks of it that are wanted
+        # Of the latest request that was watched: it, up to which block, and the above.
+        self._latest: tuple[TableRequest | None, int, dict[int, int]] = (None, 0, {})
         # Runs of requests that were looked up and wait, by request id; a table keeps
         # its own, and they go with it.
         self._runs: dict[int, BlockRuns] = {}
@@ -343,17 +345,22 @@ class RunTables:
         """See `Tables.watch`. O(runs)."""
         del found  # whatever becomes findable of a prompt lengthens its cached prefix
         self.watch_hit = False
-        self._watched.clear()
         limit = (num_tokens - 1) // self.block_size
         if request is None or limit <= 0:
+            self._watched = {}
             return
+        latest, latest_limit, self._watched = self._latest
+        if latest is request and latest_limit == limit:
+            return
+        watched: dict[int, int] = {}
         runs = self._runs_of(request, limit)
         start = 0
         for key, end in zip(runs.keys, runs.ends, strict=True):
-            self._watched[key] = min(end, limit) - start
+            watched[key] = (end if end < limit else limit) - start
             start = end
             if end >= limit:
-                return
+                break
+        self._watched, self._latest = watched, (request, limit, watched)
 
     def will_fill_watched(self, requests: Iterable[TableRequest]) -> bool:
         """See `Tables.will_fill_watched`. O(requests)."""

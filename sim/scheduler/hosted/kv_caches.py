@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cache.tiers.cpu import CHUNK_ALIGNMENT_BYTES
+from cache.tiers.sizes import CHUNK_ALIGNMENT_BYTES
 from cache.v1.specs import (
     AttentionSpec,
     MambaCacheMode,

@@ -202,8 +202,8 @@ class Batch(Protocol):
         """
         ...
 
-    def new_block_ids(self) -> Iterable[int]:
-        """Return the blocks that requests took that ran before the call."""
+    def new_block_ids(self) -> Iterable[list[int]]:
+        """Return the blocks that requests took that ran before the call, by request."""
         ...
 
     def block_ids(

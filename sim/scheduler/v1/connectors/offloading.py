@@ -94,8 +94,9 @@ class OffloadingConnector:
         self._offloads: dict[Request, Offload] = {}
         self._storing: dict[Request, Offload] = {}  # running, with more to store
         self._ended: list[tuple[Offload, list[int]]] = []  # and what is left to store
+        self._some_left = False  # whether anything is
         self._waits_for_loads = enable_prefix_caching
-        self._being_loaded: set[int] = set()
+        self._loading: dict[int, TransferJob] = {}  # what others wait to hit
         self._watched = WatchedBlocks()
         self._sync_budget = settings.sync_load_budget_tokens
         self._loads: list[TransferJob] = []
@@ -116,12 +117,12 @@ class OffloadingConnector:
     @property
     def is_quiet(self) -> bool:
         """Whether steps of decodes alone store and flush nothing."""
-        return not (self._storing or self._watches)
+        return not (self._storing or self._watched or self._ended)
 
     @property
     def _watches(self) -> bool:
         """Whether it matters which blocks are taken in this call."""
-        return bool(self._watched or self._ended)
+        return self._some_left or bool(self._watched)
 
     # -- loading --------------------------------------------------------------
 
@@ -177,18 +178,17 @@ class OffloadingConnector:
         if most - num_local < chunk_tokens:
             return 0
         first, last = num_local // chunk_tokens, most // chunk_tokens
-        keys = offload.keys[first:last]
-        if self.behind is None and (
-            self.tier.lookup(int(keys[0])) is LookupResult.MISS
-        ):
-            num_chunks, all_there = 0, True  # most often
-        elif self.behind is None:
-            num_chunks, all_there = self.tier.longest_prefix(
-                keys, offload.access, first
-            )
-        else:
+        keys, access = offload.keys, offload.access
+        if self.behind is not None:
             num_chunks, all_there = self.behind.longest_prefix(
-                keys.tolist(), offload.access, first
+                keys[first:last].tolist(), access, first
+            )
+        elif self.tier.lookup(int(keys[first])) is LookupResult.MISS:
+            return 0  # most often
+        else:
+            self.tier.meet(keys, access)
+            num_chunks, all_there = self.tier.longest_prefix(
+                keys[first:last], access, first
             )
         if not num_chunks:
             return 0
@@ -198,10 +198,19 @@ class OffloadingConnector:
         num_tokens = last * chunk_tokens - num_local
         if num_tokens < chunk_tokens:
             return 0  # a part of a chunk is not loaded alone
-        being_loaded = self._being_loaded
-        if being_loaded and not being_loaded.isdisjoint(keys[:num_chunks].tolist()):
-            return None
-        return num_tokens
+        return None if self._is_loading(keys, first, last) else num_tokens
+
+    def _is_loading(self, keys: Ints, first: int, last: int) -> bool:
+        """Whether a request waits for some of these chunks of another one."""
+        for job in self._loading.values():
+            start = job.first_block // self._blocks_per_chunk
+            # Keys chain: two prompts that part never meet again.
+            at = max(first, start)
+            if at < min(last, start + len(job.keys)) and (
+                keys[at] == job.keys[at - start]
+            ):
+                return True
+        return False
 
     def _know_keys(self, offload: Offload, num_tokens: int) -> None:
         """Extend the keys to the whole chunks of so many tokens."""
@@ -244,7 +253,7 @@ class OffloadingConnector:
         self._begin(job, offload)
         self._loads.append(job)
         if self._waits_for_loads and not offload.loads_in_step:
-            self._being_loaded.update(keys.tolist())
+            self._loading[job.job_id] = job
 
     def _begin(self, job: TransferJob, offload: Offload) -> None:
         self._num_jobs += 1
@@ -260,7 +269,8 @@ class OffloadingConnector:
             if request in self._offloads:
                 flush.update(self._offloads[request].jobs)
         if self._watches:
-            self._watched.hand_out(batch.new_block_ids())
+            for block_ids in batch.new_block_ids():
+                self._watched.hand_out(block_ids)
             flush |= self._watched.taken_from()
         num_skipped = self.tier.num_stores_skipped
         self.tier.policy.now_s = batch.now_s
@@ -303,7 +313,7 @@ class OffloadingConnector:
             offload.access.end_s = batch.now_s
             self.tier.finish(offload.access)
             self._forget(offload)
-        self._ended = []
+        self._ended, self._some_left = [], False
 
     def _last_chunk(self, offload: Offload, num_tokens: int) -> int:
         """Return the chunk behind those that may be stored of so many tokens."""
@@ -323,6 +333,7 @@ class OffloadingConnector:
         if last <= first:
             return None
         self._know_keys(offload, last * self._chunk_tokens)
+        self.tier.meet(offload.keys, offload.access)
         keys = offload.keys[first:last]
         prepared = self.tier.prepare_store(keys, offload.access, first)
         if prepared is None:  # and offered again in the request's next batch
@@ -373,6 +384,7 @@ class OffloadingConnector:
             first, stop = self._next_blocks(offload, num_tokens)
             held = block_ids(first, stop) if stop > first else []
             self._ended.append((offload, held))
+            self._some_left |= bool(held)
             for job in offload.jobs.values():
                 if job.kind is JobKind.STORE:
                     self._watched.add(job)
@@ -399,7 +411,7 @@ class OffloadingConnector:
                     self._watched.remove(job)
             else:
                 self.tier.complete_load(job.chunk_ids)
-                self._being_loaded.difference_update(job.keys.tolist())
+                self._loading.pop(job_id, None)
                 if job.kind is JobKind.LOAD:
                     received.append(job.request)
             self._forget(offload)

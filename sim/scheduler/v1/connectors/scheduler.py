@@ -345,7 +345,7 @@ class ConnectorScheduler(Scheduler):
             if each in chunks or each not in idle
         }
 
-    def new_block_ids(self) -> Iterable[int]:
+    def new_block_ids(self) -> Iterable[list[int]]:
         size, step = self.block_size, self.step - 1
         prompts = (
             self.block_ids(request, -(-before // size))
@@ -358,7 +358,7 @@ class ConnectorScheduler(Scheduler):
             for request in self.clock.opening(step)
             if request not in idle
         )
-        return chain.from_iterable((*prompts, *decodes))
+        return chain(prompts, decodes)
 
     def block_ids(
         self, request: Request, first: int = 0, stop: int | None = None

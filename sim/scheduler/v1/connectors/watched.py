@@ -20,7 +20,7 @@ class WatchedBlocks:
 
     def __init__(self) -> None:
         self._jobs: dict[int, set[int]] = {}  # by block
-        self._handed_out: set[int] = set()
+        self._handed_out: list[list[int]] = []
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -39,18 +39,20 @@ class WatchedBlocks:
                 if not jobs:
                     del self._jobs[block_id]
 
-    def hand_out(self, block_ids: Iterable[int]) -> None:
-        """Note blocks that requests take in this call."""
-        self._handed_out.update(block_ids)
+    def hand_out(self, block_ids: list[int]) -> None:
+        """Note blocks that a request takes in this call."""
+        self._handed_out.append(block_ids)
 
     def taken_from(self) -> set[int]:
         """Return the stores of which blocks were handed out in this call."""
-        taken = self._jobs.keys() & self._handed_out
-        return {job_id for block_id in taken for job_id in self._jobs[block_id]}
+        jobs = self._jobs
+        taken = [jobs.keys() & block_ids for block_ids in self._handed_out]
+        return {each for blocks in taken for block in blocks for each in jobs[block]}
 
     def was_taken_from(self, store: TransferJob) -> bool:
         """Whether a block of a store was handed out in this call."""
-        return not self._handed_out.isdisjoint(store.block_ids)
+        stored = set(store.block_ids)
+        return not all(map(stored.isdisjoint, self._handed_out))
 
     def end_call(self) -> None:
         self._handed_out.clear()
