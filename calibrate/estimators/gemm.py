@@ -13,6 +13,8 @@ from calibrate.estimators.residual import TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from calibrate.estimators.kernel import Columns
@@ -30,6 +32,12 @@ _TURNED: Final = (0.25, 0.125)
 Of 16 bits alone: scales of FP8 and less belong to tokens and weights in other ways."""
 _FEWEST_ROWS: Final = 64
 """Rows of weights that the turned product needs; fewer are another kernel."""
+_LAST_OCTAVES: Final = 4
+"""Of tokens, up to the most, whose products tell how those of more tokens go on."""
+_MOST_WAVES: Final = 5.0
+_MOST_CACHES: Final = 3.0
+"""Octaves of waves of tiles, and of caches of bytes, from which all are alike."""
+_STARTING_S: Final = 3e-6
 
 
 class Gemm(KernelEstimator):
@@ -41,6 +49,9 @@ class Gemm(KernelEstimator):
     Between two measured numbers of tokens of one shape of weights a third forest, which
     also sees the neighbours' times, has half of the say. Elsewhere it has none: on
     shapes of weights that were not measured it is a fifth worse than the others.
+
+    Beyond the most tokens one that saw the longest products has half, by features that
+    longer ones stay within: how full waves of tiles are, FLOPs a byte, caches of bytes.
     """
 
     operation = "gemm"
@@ -75,6 +86,13 @@ class Gemm(KernelEstimator):
         near = self.neighbours_.fit(columns, log_ratio).features(columns)
         self.beside_ = TreeResidual(num_iterations=self.num_iterations, seed=self.seed)
         self.beside_.fit(np.hstack([self.features(columns), near]), log_ratio)
+        last = columns["m"] >= self.longest_ / 2.0**_LAST_OCTAVES
+        part = {key: values[last] for key, values in columns.items()}
+        self.onward_ = TreeResidual(
+            num_iterations=self.num_iterations, seed=self.seed, forests=self.forests
+        )
+        log_limit = np.log(time_s[last] / self._limit_s(part))
+        self.onward_.fit(self._lasting_features(part), log_limit)
 
     def _residual(self, columns: Columns) -> Floats:
         found = super()._residual(columns)
@@ -88,8 +106,25 @@ class Gemm(KernelEstimator):
         beyond = np.flatnonzero(columns["m"] > self.longest_)
         if len(beyond):
             part = {key: values[beyond] for key, values in columns.items()}
-            found[beyond] = self._turned(part, found[beyond])
+            turned = self._turned(part, found[beyond])
+            found[beyond] = (turned + self._onward(part)) / 2.0
         return found
+
+    def _onward(self, columns: Columns) -> Floats:
+        """Return the residual of the trees that know the longest products alone."""
+        limit_s = self._limit_s(columns)
+        base_s = self.roofline_.predict(self.work(columns))
+        log_time = np.log(limit_s) + self.onward_.predict(
+            self._lasting_features(columns)
+        )
+        found: Floats = log_time - np.log(base_s)
+        return found
+
+    def _limit_s(self, columns: Columns) -> Floats:
+        """Return the seconds that FLOPs or bytes ask for, whichever is more."""
+        work = self.work(columns)
+        bus_s = work.bytes / self.device.bandwidth_bytes_per_s
+        return np.maximum(work.flops_s, bus_s) + _STARTING_S
 
     def _turned(self, columns: Columns, own: Floats) -> Floats:
         """Return the residual with what the turned products have to say."""
@@ -129,9 +164,39 @@ class Gemm(KernelEstimator):
             np.log2(work.bytes),
             np.log2(work.flops_s / work.bytes),
         ]
-        for rows, width in _TILES:
-            tiles = np.ceil(m / rows) * np.ceil(n / width)
+        for tiles in self._tiles(columns):
             waves = tiles / self.device.num_sms
             found += [np.log2(tiles), waves / np.ceil(waves)]
-        found += [m / (step * np.ceil(m / step)) for step in _STEPS]
+        found += _fractions(m)
         return np.stack(found, axis=1)
+
+    def _lasting_features(self, columns: Columns) -> Floats:
+        """Return features that do not grow with the tokens for ever."""
+        m, n, k = (columns[key].astype(float) for key in "mnk")
+        work, cache = self.work(columns), self.device.l2_bytes
+        of_caches = [np.log2(size / cache) for size in (work.bytes, 2.0 * m * n)]
+        found = [
+            np.log2(n),
+            np.log2(k),
+            columns["dtype"].astype(float),
+            columns["weight_bits"].astype(float),
+            np.log2(work.flops_s / work.bytes),
+            *(np.clip(each, -_MOST_CACHES, _MOST_CACHES) for each in of_caches),
+        ]
+        for tiles in self._tiles(columns):
+            waves = tiles / self.device.num_sms
+            found += [np.minimum(np.log2(waves), _MOST_WAVES), waves / np.ceil(waves)]
+        found += _fractions(m)
+        return np.stack(found, axis=1)
+
+    @staticmethod
+    def _tiles(columns: Columns) -> Iterator[Floats]:
+        """Yield how many tiles of each kind the output has."""
+        m, n = columns["m"], columns["n"]
+        for rows, width in _TILES:
+            yield np.ceil(m / rows) * np.ceil(n / width)
+
+
+def _fractions(m: Floats) -> list[Floats]:
+    """Return how full the last step of rows is."""
+    return [m / (step * np.ceil(m / step)) for step in _STEPS]

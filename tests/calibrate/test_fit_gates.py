@@ -87,6 +87,17 @@ def test_decodes_of_the_package_beyond_the_longest(system):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("system", "most"), [("l40s", 8.0), ("rtx_pro_6000_server", 8.0), ("b200_sxm", 8.6)]
+)
+def test_products_of_the_package_beyond_the_most_tokens(system, most):
+    pytest.importorskip("aiconfigurator_core")
+    report = fit_report(import_aiconfigurator(system), 1, only=("gemm",))
+    assert report.operations["gemm"].mape_beyond <= most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
 def test_prompts_with_the_widest_heads(system):
     pytest.importorskip("aiconfigurator_core")
