@@ -252,8 +252,9 @@ def link_warnings(engine: EngineConfig, gpu: GpuSpec) -> list[str]:
         return [
             f"engine.interconnect: {gpu.name} is taken to have peer access over PCIe; "
             "where 'nvidia-smi topo -p2p r' does not say OK (virtual machines, some "
-            "hosts), name pcie4_no_peer or pcie5_no_peer, or fit it (--fit links): "
-            "all-reduces take twice to three times as long"
+            "hosts), name pcie4_no_peer or pcie5_no_peer, by the host's slots, or "
+            "pcie5_shared_no_peer behind one switch, or fit it (--fit links): "
+            "all-reduces take twice to four times as long"
         ]
     return [
         f"engine.interconnect: {gpu.name} has no peer access, so its all-reduces go "
