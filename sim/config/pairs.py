@@ -128,12 +128,15 @@ def check_flow(
             f"links.descriptor_s: SGLang sends slots that lie side by side as one, and "
             f"how they lie is not followed, got {links.descriptor_s}; remove it"
         )
-    if is_ahead:
+    if is_ahead and kind not in FLOWS_AHEAD:
         raise ValueError(
             "async_scheduling: overlap scheduling is not built where SGLang's prefill "
             "and decode are apart; leave it out"
         )
 
+
+FLOWS_AHEAD: Final = frozenset({"nixl"})
+"""Flows of which both engines may schedule a step ahead, as they do by default."""
 
 PAIR_KEYS: Final = {
     "links": "they connect prefill and decode pools",

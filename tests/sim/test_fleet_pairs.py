@@ -97,6 +97,13 @@ def test_each_request_goes_to_two_engines(ahead: bool) -> None:
     assert sum(means) == pytest.approx(summary["mean_ttft_ms"])
 
 
+@pytest.mark.parametrize(("given", "ahead"), [(None, True), (False, False)])
+def test_left_out_both_schedule_as_released(given: bool | None, ahead: bool) -> None:
+    engine = TIGHT | {"async_scheduling": given}
+    engines = simulation_of(fleet_of(1, 1), engine).engine.engines
+    assert [each.batches is not None for each in engines] == [ahead, ahead]
+
+
 def test_with_a_step_in_flight_both_hide_their_host() -> None:
     """A first token waits a step longer at the decoder, and all come sooner."""
     light: dict[str, Any] = {"num_requests": 40, "rate": 3.0}
