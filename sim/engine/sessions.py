@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     import simpy
-    from numpy.typing import NDArray
 
     from sim.engine.clients import Client, Server
     from workloads.spec import RequestSpec
@@ -142,33 +142,33 @@ class FollowUps:
 
     def __init__(self, specs: Sequence[RequestSpec]) -> None:
         self._specs = specs
-        self._by_previous: NDArray[Any] | None = None
-        if has_chains(specs):
+        self._has_chains = has_chains(specs)
+        if self._has_chains:
             previous_ids = numbers(specs, "previous_id")
             by_previous = np.argsort(previous_ids, kind="stable")
-            self._by_previous = spilled(by_previous)
-            self._previous_ids = spilled(previous_ids[by_previous])
+            self._by_previous = spilled(by_previous.astype(np.int32))
+            # Not searched by NumPy, which would turn all of it into wider integers.
+            self._previous_ids = spilled(previous_ids[by_previous]).data
 
     def openings(self) -> Iterator[RequestSpec]:
         """Yield requests that wait for none."""
-        if self._by_previous is None:
+        if not self._has_chains:
             yield from self._specs
             return
-        end = int(np.searchsorted(self._previous_ids, 0))
+        end = bisect_left(self._previous_ids, 0)
         for some in parts(self._by_previous[:end]):
             yield from map(self._specs.__getitem__, some.tolist())
 
     def of(self, spec: RequestSpec) -> list[RequestSpec]:
         """Return the requests that wait for one, in order of arrival."""
-        if self._by_previous is None:
+        if not self._has_chains:
             return []
         ids, wanted = self._previous_ids, spec.request_id
-        first = int(np.searchsorted(ids, wanted))
-        found = []
-        while first < len(ids) and ids.item(first) == wanted:
-            found.append(self._specs[self._by_previous.item(first)])
-            first += 1
-        return found
+        first = last = bisect_left(ids, wanted)
+        while last < len(ids) and ids[last] == wanted:
+            last += 1
+        rows = self._by_previous[first:last].tolist()
+        return [self._specs[row] for row in rows]
 
 
 class _Users:

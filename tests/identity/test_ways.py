@@ -91,6 +91,8 @@ def test_rows_of_sweeps_may_name_another_python(tmp_path: Path) -> None:
     [
         *("sweep_pressure", "deepseek_ranks", "chat_sessions"),
         *("fleet_prefix", "fleet_prefill_decode", "mooncake_conversation", "plan_chat"),
+        *("plan_host_memory", "speculative_plan", "speculative_sweep"),
+        "vllm_or_sglang",
     ],
 )
 def test_an_example_writes_the_same_bytes_in_another_way(

@@ -94,15 +94,20 @@ def test_ten_million_requests(tmp_path: Path) -> None:
 def test_a_million_sessions(tmp_path: Path) -> None:
     number = _num(1_000_000)
     data = yaml.safe_load((ROOT / "examples/chat_sessions.yaml").read_text())
-    data["workload"]["max_concurrent_users"] = 400
+    data["workload"]["max_concurrent_users"] = 1_000
     data["workload"]["sessions"] |= {
         "num_sessions": number,
         "arrivals": {"kind": "burst", "burst_size": number, "interval_s": 1.0},
-        "turns": {"kind": "geometric", "mean": 3.0, "max": 20},
-        "first_prompt_tokens": {"kind": "lognormal", "median": 150, "sigma": 1.0},
-        "prompt_tokens": {"kind": "lognormal", "median": 50, "sigma": 0.8},
-        "output_tokens": {"kind": "lognormal", "median": 40, "sigma": 0.7},
+        "turns": {"kind": "geometric", "mean": 2.0, "max": 20},
+        "first_prompt_tokens": {"kind": "lognormal", "median": 60, "sigma": 0.8},
+        "prompt_tokens": {"kind": "lognormal", "median": 30, "sigma": 0.8},
+        "output_tokens": {"kind": "lognormal", "median": 20, "sigma": 0.6},
         "think_s": {"kind": "lognormal", "median_s": 5.0, "sigma": 0.9},
+        "prefixes": {
+            "kind": "system_prompts",
+            "num_groups": 8,
+            "tokens": {"kind": "uniform", "low": 32, "high": 128},
+        },
     }
     used = _used(f"{number:,} sessions", _run(tmp_path, data), tmp_path, GIB)
     assert used.peak_mib < 1024  # mapped files, too

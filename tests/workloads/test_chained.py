@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +220,23 @@ def test_text_that_is_quoted_is_kept_once() -> None:
     assert columns.num_quoted.tolist() == [2 * turn for turn in range(50)]
     assert list(columns) == requests
     assert repr(columns).startswith("ChainedRequests(<50 requests: RequestSpec(")
+
+
+def test_a_look_for_follow_ups_takes_no_memory_of_all() -> None:
+    """NumPy would turn a column into wider integers for each search."""
+    chats = []
+    for session in range(0, 20_000, 2):
+        first = RequestSpec(session, 0.0, ((2 * session, 5),), 3, 2 * session + 1)
+        chats += [first, first._replace(request_id=session + 1, previous_id=session)]
+    follow_ups = FollowUps(gathered(chats))
+    tracemalloc.start()
+    try:
+        found = follow_ups.of(chats[9_000])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [spec.previous_id for spec in found] == [9_000]
+    assert peak_bytes < 20_000
 
 
 def test_none_is_no_number_of_a_request() -> None:
