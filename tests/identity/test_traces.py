@@ -126,6 +126,34 @@ def test_mooncake_conversations(name: str) -> None:
     assert regimes <= regimes_of(compared)
 
 
+AHEAD = {"async_scheduling": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "trace", "engine", "regimes"),
+    [
+        (
+            "azure",
+            {"rate_scale": 3.0, "limit": 500},
+            {"enable_prefix_caching": False, "num_gpu_blocks_override": 1500},
+            {"preemptions", "five quiet steps"},
+        ),
+        (
+            "mooncake",
+            {"rate_scale": 1.0, "limit": 150},
+            {"num_gpu_blocks_override": 9_000},
+            {"hits", "evictions", "blocked heads"},
+        ),
+    ],
+    ids=["azure", "mooncake"],
+)
+def test_conversations_a_step_ahead(
+    kind: str, trace: dict[str, Any], engine: dict[str, Any], regimes: set[str]
+) -> None:
+    compared = equal(config(kind, trace, engine | AHEAD))
+    assert regimes <= regimes_of(compared)
+
+
 def test_between_steps_queues_and_tables_are_equal_too() -> None:
     trace = {"rate_scale": 3.0, "limit": 400}
     engine = {"num_gpu_blocks_override": 3000}
@@ -170,3 +198,21 @@ def test_the_whole_azure_trace(
 )
 def test_the_whole_mooncake_trace(rate_scale: float, engine: dict[str, Any]) -> None:
     equal(config("mooncake", {"rate_scale": rate_scale}, engine))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("kind", "rate_scale", "engine"),
+    [
+        ("azure", 3.0, {"enable_prefix_caching": False}),
+        ("azure", 3.0, {"num_gpu_blocks_override": 6000}),
+        ("mooncake", 1.0, {"num_gpu_blocks_override": 55_000}),
+        ("mooncake", 0.4, {"num_gpu_blocks_override": 9_000}),
+    ],
+    ids=["loaded", "preempting", "bounded", "full"],
+)
+def test_whole_traces_a_step_ahead(
+    kind: str, rate_scale: float, engine: dict[str, Any]
+) -> None:
+    equal(config(kind, {"rate_scale": rate_scale}, engine | AHEAD))
