@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sim.costs.profile import OpTable, Profile
 
     Floats = NDArray[np.float64]
+    _Asked = tuple[KernelEstimator, Columns, Floats]
+    """What learns an operation, and its points, aggregated."""
 
 SKEWED: Final = "decode_attention_skewed"
 """Decodes whose contexts differ: ``batch`` of them, ``total`` keys, ``longest``."""
@@ -188,21 +190,22 @@ def fit_report(
     """Cross-validate the estimators of all operations, by random splits of a fifth.
 
     `num_seeds` are the splits of each; None for what its points ask for, `num_splits`.
-    `show` is told of operations that are done.
+    `show` is told of fits that are done.
     """
     device = DeviceFacts.from_json(profile.device)
-    found = {}
     every = {points.name: points for points in points_of(profile, variants)}
-    asked = [each for each in every.values() if not only or each.operation in only]
-    for number, points in enumerate(asked, 1):
+    asked: list[_Asked] = []
+    enough: list[Points] = []
+    for points in every.values():
         columns, time_s = aggregated(points.columns, points.time_s)
-        if len(time_s) >= _FEWEST:
-            report = operation_report(
-                estimator_of(points, device), columns, time_s, num_seeds
-            )
-            found[points.name] = replace(report, floor=floor_percent(points))
-        if show is not None:
-            show(number, len(asked))
+        if len(time_s) >= _FEWEST and (not only or points.operation in only):
+            asked.append((estimator_of(points, device), columns, time_s))
+            enough.append(points)
+    reports = _reports(asked, num_seeds, show)
+    found = {
+        points.name: replace(report, floor=floor_percent(points))
+        for points, report in zip(enough, reports, strict=True)
+    }
     if not only or SKEWED in only:
         decodes = with_parts(every).get("decode_attention")
         uneven = uneven_decodes(profile, decodes)
@@ -301,10 +304,25 @@ def operation_report(
     num_seeds: int | None = None,
 ) -> OperationReport:
     """Cross-validate one estimator on points (aggregated, (n,) each)."""
-    splits = splits_of(estimator, columns, num_seeds or num_splits(len(time_s)))
-    jobs = [(estimator, columns, time_s, split) for split in splits]
-    sizes = [len(time_s)] * len(jobs)
-    return report_of(len(time_s), splits, side_by_side(errors_of, jobs, sizes))
+    return _reports([(estimator, columns, time_s)], num_seeds)[0]
+
+
+def _reports(
+    asked: Sequence[_Asked], num_seeds: int | None, show: ShowFits | None = None
+) -> list[OperationReport]:
+    """Cross-validate each, all fits beside each other."""
+    splits = [
+        splits_of(estimator, columns, num_seeds or num_splits(len(time_s)))
+        for estimator, columns, time_s in asked
+    ]
+    both = zip(asked, splits, strict=True)
+    jobs = [(*of, split) for of, own in both for split in own]
+    sizes = [len(time_s) for _, _, time_s, _ in jobs]
+    done = iter(side_by_side(errors_of, jobs, sizes, show))
+    return [
+        report_of(len(time_s), own, [next(done) for _ in own])
+        for (_, _, time_s), own in zip(asked, splits, strict=True)
+    ]
 
 
 def _judged(

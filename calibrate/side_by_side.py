@@ -33,10 +33,12 @@ def side_by_side(
     sizes
         Points of each job: the largest begin first.
     show
-        Told of each that is done.
+        Told how many there are, then of each that is done.
     """
     order = sorted(range(len(jobs)), key=lambda place: -sizes[place])
     found: list[Any] = [None] * len(jobs)
+    if show is not None:
+        show(0, len(jobs))
     with one_thread():
         for done, (place, result) in enumerate(_results(function, jobs, order, sizes)):
             found[place] = result

@@ -11,6 +11,8 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
+from sim.hardware.gpus import GPUS
+from sim.hardware.models.bundled import bundled_models
 from sim.simulation.simulate import simulate
 from tests.shared import ROOT, shared
 
@@ -39,6 +41,11 @@ def lines(text: str) -> list[str]:
     return [
         line.rstrip() for line in text.strip().splitlines() if not VARYING.match(line)
     ]
+
+
+def test_what_is_bundled_is_counted() -> None:
+    assert f"for {len(bundled_models())} bundled models" in README
+    assert f"on {len(GPUS)} GPUs" in README
 
 
 @pytest.fixture

@@ -60,9 +60,10 @@ def _showing_fits(show: ShowProgress) -> ShowFits:
     show(0, phase="fitting", total=1)
 
     def fits(done: int, total: int) -> None:
-        if done == 1:
+        if done == 0:
             show(0, phase="fitting", total=total)
-        show(done)
+        else:
+            show(done)
 
     return fits
 

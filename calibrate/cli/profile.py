@@ -403,12 +403,15 @@ def plot(
     quiet
         Print nothing.
     """
+    from calibrate.cli.output import fits_bar
     from calibrate.figures.drawing import FILES, draw_profile
     from sim.costs.profile import read_profile
     from sim.results.output import check_output
 
     check_output(out, overwrite=overwrite, files=FILES)
-    found = draw_profile(read_profile(file), out, op, overwrite=overwrite)
+    profile = read_profile(file)
+    with fits_bar(quiet) as show:
+        found = draw_profile(profile, out, op, overwrite=overwrite, show=show)
     if not quiet:
         names, left_out = found
         for note in left_out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class Gemm(KernelEstimator):
     choice = 4
     forests = (("squared_error", 1.0), ("absolute_error", 0.5))
     trees = 150
+    fewer = 3
 
     def work(self, columns: Columns) -> Work:
         m, n, k = (columns[key].astype(float) for key in "mnk")
@@ -83,26 +84,57 @@ class Gemm(KernelEstimator):
         self.longest_ = int(columns["m"].max())
         log_ratio = np.log(time_s / self.roofline_.predict(self.work(columns)))
         self.neighbours_ = Neighbours(("m", "n", "k"), ("weight_bits", "dtype"))
-        near = self.neighbours_.fit(columns, log_ratio).features(columns)
-        self.beside_ = TreeResidual(num_iterations=self.num_iterations, seed=self.seed)
-        self.beside_.fit(np.hstack([self.features(columns), near]), log_ratio)
+        self.neighbours_.fit(columns, log_ratio)
+        self.beside_ = TreeResidual(
+            num_iterations=self.num_iterations, seed=self.seed, fewer=self.fewer
+        )
+        self._learned_from: tuple[Columns, Floats] | None = columns, log_ratio
         last = columns["m"] >= self.longest_ / 2.0**_LAST_OCTAVES
         part = {key: values[last] for key, values in columns.items()}
         self.onward_ = TreeResidual(
-            num_iterations=self.num_iterations, seed=self.seed, forests=self.forests
+            num_iterations=self.num_iterations,
+            seed=self.seed,
+            forests=self.forests,
+            fewer=self.fewer,
         )
         log_limit = np.log(time_s[last] / self._limit_s(part))
         self.onward_.fit(self._lasting_features(part), log_limit)
 
+    def for_slope(self, columns: Columns) -> Floats:
+        """As `near`; plain slopes know no neighbours, of which the edge has none."""
+        return self._seconds(
+            columns, self._alone if self.plain_slopes else self._residual
+        )
+
     def _residual(self, columns: Columns) -> Floats:
-        found = super()._residual(columns)
+        found = self._alone(columns)
         if self.few_:
             return found
         near = self.neighbours_.features(columns)
         own = Neighbours.between(near)
         if own.any():
             features = np.hstack([self.features(columns), near])[own]
-            found[own] = (found[own] + self.beside_.predict(features)) / 2.0
+            found[own] = (found[own] + self._beside().predict(features)) / 2.0
+        return found
+
+    def complete(self) -> Self:
+        if not self.few_:
+            self._beside()
+        return self
+
+    def _beside(self) -> TreeResidual:
+        """Learn from neighbours when first asked; plain judges of growths never are."""
+        if self._learned_from is not None:
+            columns, log_ratio = self._learned_from
+            near = self.neighbours_.features(columns)
+            self.beside_.fit(np.hstack([self.features(columns), near]), log_ratio)
+            self._learned_from = None
+        return self.beside_
+
+    def _alone(self, columns: Columns) -> Floats:
+        found = super()._residual(columns)
+        if self.few_:
+            return found
         beyond = np.flatnonzero(columns["m"] > self.longest_)
         if len(beyond):
             part = {key: values[beyond] for key, values in columns.items()}

@@ -20,7 +20,7 @@ from calibrate.estimators.rows import unique_rows
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
@@ -86,6 +86,8 @@ class KernelEstimator(ABC):
     """Different shapes that a fit needs."""
     trees: ClassVar[int] = 240
     """Trees of a forest where the constructor is not told."""
+    fewer: ClassVar[int] = 4
+    """Times fewer trees, of more leaves, that a large table is learned by."""
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class KernelEstimator(ABC):
         self.num_iterations = num_iterations or self.trees
         self.seed = seed
         self.launch_s = launch_s
+        self.plain_slopes = False
 
     def fresh(self) -> Self:
         """Return an estimator with the same parameters that learned nothing."""
@@ -109,13 +112,15 @@ class KernelEstimator(ABC):
             launch_s=self.launch_s,
         )
 
-    def lean(self) -> Self:
+    def lean(self, *, plain_slopes: bool = False) -> Self:
         """Return a fresh one of half the trees: to judge by, never to predict with.
 
-        Its errors are a tenth larger, so that intervals taken from them are wide.
+        Its errors are a tenth larger, so that intervals taken from them are wide. With
+        `plain_slopes` it and its judge leave out of slopes what costs a forest.
         """
         found = self.fresh()
         found.num_iterations = max(1, self.num_iterations // 2)
+        found.plain_slopes = self.plain_slopes or plain_slopes
         return found
 
     @abstractmethod
@@ -178,6 +183,10 @@ class KernelEstimator(ABC):
         self.fit(columns, time_s, judged_by=lean if is_judge else None)
         return lean
 
+    def complete(self) -> Self:
+        """Learn now what `fit` leaves until it is asked."""
+        return self
+
     def spread_over(
         self, columns: Columns, time_s: Floats, judged_by: Self | None
     ) -> Self:
@@ -210,6 +219,7 @@ class KernelEstimator(ABC):
                 num_iterations=self.num_iterations,
                 seed=self.seed,
                 forests=self.forests,
+                fewer=self.fewer,
             )
         self.residual_.fit(self._features(columns), log_ratio)
         self._reach(columns)
@@ -234,9 +244,18 @@ class KernelEstimator(ABC):
 
     def near(self, columns: Columns) -> Floats:
         """Return roofline x residual, without the trend along `long`."""
+        return self._seconds(columns, self._residual)
+
+    def for_slope(self, columns: Columns) -> Floats:
+        """Return the seconds that a curve's slope is taken from, as `near`."""
+        return self.near(columns)
+
+    def _seconds(
+        self, columns: Columns, residual: Callable[[Columns], Floats]
+    ) -> Floats:
         base = self.roofline_.predict(self.work(columns))
         nodes = {} if self.few_ else self.nodes_
-        time_s: Floats = base * np.exp(interpolated(columns, nodes, self._residual))
+        time_s: Floats = base * np.exp(interpolated(columns, nodes, residual))
         return time_s
 
     def _residual(self, columns: Columns) -> Floats:
@@ -353,7 +372,7 @@ class Trend:
         columns = {**columns, estimator.batch: curves.batch}
         at_edge = {**columns, estimator.long: curves.edge}
         behind = {**columns, estimator.long: back}
-        edge_s, behind_s = estimator.near(at_edge), estimator.near(behind)
+        edge_s, behind_s = map(estimator.for_slope, (at_edge, behind))
         here, there, then = map(estimator.growth, (at_edge, columns, behind))
         span = np.maximum(here - then, 1.0)
         slope = np.maximum(edge_s - behind_s, 0.0) / span

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calibrate.figures.subject import Subject
+    from calibrate.side_by_side import ShowFits
     from sim.costs.profile import Profile
 
 FILES: Final = ResultFiles(
@@ -27,16 +28,23 @@ FILES: Final = ResultFiles(
 
 
 def draw_profile(
-    profile: Profile, directory: Path, only: Sequence[str] = (), *, overwrite: bool
+    profile: Profile,
+    directory: Path,
+    only: Sequence[str] = (),
+    *,
+    overwrite: bool,
+    show: ShowFits | None = None,
 ) -> tuple[list[str], list[str]]:
     """Draw what a profile holds, and write the folder as a whole or not at all.
+
+    `show` is told of fits that are done.
 
     Returns
     -------
     names, left_out
         Files below `directory`, and what was not drawn, with the reason.
     """
-    found, left_out = subjects(profile, only)
+    found, left_out = subjects(profile, only, show)
     written = output_directory(directory, overwrite=overwrite, files=FILES)
     with one_thread(), written as partial:
         (partial / "figures").mkdir()

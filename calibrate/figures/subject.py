@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
     from calibrate.points import Points
+    from calibrate.side_by_side import ShowFits
     from sim.costs.profile import Profile
 
     Floats = NDArray[np.float64]
@@ -117,7 +118,8 @@ def _without(
     """
     kept = {key: values[~held] for key, values in columns.items()}
     try:
-        fresh = estimator.lean().fit(kept, time_s[~held], judge=beyond)
+        lean = estimator.lean(plain_slopes=True)
+        fresh = lean.fit(kept, time_s[~held], judge=beyond)
     except UserError:
         return None, np.full(int(held.sum()), np.nan)
     percent = _percent(fresh, columns, time_s, held)
@@ -284,9 +286,12 @@ def spread(curves: Sequence[Curve], most: int) -> tuple[Curve, ...]:
 
 
 def subjects(
-    profile: Profile, only: Sequence[str] = ()
+    profile: Profile, only: Sequence[str] = (), show: ShowFits | None = None
 ) -> tuple[list[Subject], list[str]]:
-    """Return what can be drawn, fitted, and what cannot, with the reason."""
+    """Return what can be drawn, fitted, and what cannot, with the reason.
+
+    `show` is told of fits that are done.
+    """
     device = DeviceFacts.from_json(profile.device)
     asked: list[tuple[Points, Columns, Floats]] = []
     left_out: list[str] = []
@@ -304,16 +309,18 @@ def subjects(
             f"nothing to draw: a fit needs {_FEWEST} shapes of one operation at least; "
             "see 'kvsim profile show'"
         )
-    return _judged(asked, device), left_out
+    return _judged(asked, device, show), left_out
 
 
 def _judged(
-    asked: Sequence[tuple[Points, Columns, Floats]], device: DeviceFacts
+    asked: Sequence[tuple[Points, Columns, Floats]],
+    device: DeviceFacts,
+    show: ShowFits | None,
 ) -> list[Subject]:
     """Fit every operation, and judge it by points held out, beside each other."""
     ofs = [(estimator_of(p, device), columns, time_s) for p, columns, time_s in asked]
     jobs = [job for of in ofs for job in _jobs(*of)]
-    done = iter(side_by_side(_called, jobs, [len(job[3]) for job in jobs]))
+    done = iter(side_by_side(_called, jobs, [len(job[3]) for job in jobs], show))
     found = []
     for (points, _, _), (estimator, columns, time_s) in zip(asked, ofs, strict=True):
         own = [next(done) for _ in _jobs(estimator, columns, time_s)]

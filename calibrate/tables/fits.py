@@ -115,9 +115,10 @@ def _fitted(
     Where that is `wanted`, the fit to all points comes first, alone without a split.
     """
     if split is None:
-        return (estimator.fit(columns, time_s),)
+        return (estimator.fit(columns, time_s).complete(),)
     if wanted:
-        return fitted_with_errors(estimator, columns, time_s, split)
+        fitted, errors = fitted_with_errors(estimator, columns, time_s, split)
+        return fitted.complete(), errors
     return errors_of(estimator.lean(), columns, time_s, split)
 
 

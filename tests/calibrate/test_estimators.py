@@ -15,7 +15,7 @@ from calibrate.estimators import (
     Swap,
 )
 from calibrate.estimators.points import aggregated, longest_share
-from calibrate.estimators.residual import KernelResidual
+from calibrate.estimators.residual import KernelResidual, TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
 from sim.errors import UserError
 from tests.calibrate.synthetic import (
@@ -291,3 +291,32 @@ def test_products_of_eight_bits_are_not_turned():
     beyond = columns(m=4096, n=[256, 512, 1024], k=1536, weight_bits=8, dtype=0)
     assert mape(fitted.predict(beyond), seconds(beyond)) < 0.25
     assert fitted.extrapolated(beyond).all()
+
+
+def test_a_plain_judge_of_products_learns_no_neighbours():
+    powers = 2 ** np.arange(13)
+    sizes = np.meshgrid(powers[:10], powers[6:], 3 * powers[6:12], indexing="ij")
+    m, n, k = (size.ravel() for size in sizes)
+    table = columns(m=m, n=n, k=k, weight_bits=16, dtype=0)
+    work = Gemm(DEVICE).work(table)
+    seconds = 5e-6 + work.flops_s / 0.7 + work.bytes / 3e12
+    beyond = columns(m=[600, 1024], n=256, k=192, weight_bits=16, dtype=0)
+    between = columns(m=[5, 100], n=256, k=192, weight_bits=16, dtype=0)
+    early, late = (
+        Gemm(DEVICE, num_iterations=8).lean(plain_slopes=True).fit(table, seconds)
+        for _ in range(2)
+    )
+    early.complete()
+    assert (late.predict(beyond) == early.predict(beyond)).all()
+    assert not hasattr(late.beside_, "forests_")
+    assert (late.predict(between) == early.predict(between)).all()
+    assert hasattr(late.beside_, "forests_")
+
+
+def test_a_large_table_is_learned_by_fewer_and_larger_trees():
+    places = np.arange(40_000.0)[:, None]
+    for count, trees, leaves in ((29_999, 8, 63), (40_000, 2, 255)):
+        learned = TreeResidual(num_iterations=8)
+        learned.fit(places[:count], np.sin(places[:count, 0] / 300.0))
+        (forest,) = learned.forests_
+        assert (forest.n_iter_, forest.max_leaf_nodes) == (trees, leaves)
