@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from calibrate.threads import one_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     ShowFits = Callable[[int, int], None]
     """Is told how many fits of how many are done."""
@@ -52,7 +55,7 @@ def _results(
     jobs: Sequence[tuple[Any, ...]],
     order: Sequence[int],
     sizes: Sequence[int],
-) -> Any:
+) -> Iterator[tuple[int, Any]]:
     if sum(sizes) < _FEW_POINTS or len(jobs) == 1:
         return ((place, function(*jobs[place])) for place in order)
     import joblib  # noqa: PLC0415 - of scikit-learn, which fits of so many points need
@@ -60,23 +63,57 @@ def _results(
     workers = min(joblib.cpu_count(), len(jobs))
     if workers == 1:
         return ((place, function(*jobs[place])) for place in order)
-    each = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
-    return _ended(each(joblib.delayed(_placed)(p, function, jobs[p]) for p in order))
+    return _shared_out(function, jobs, order, workers)
 
 
-def _ended(results: Iterable[Any]) -> Iterator[Any]:
-    """Yield results, and end the processes that would wait for further jobs."""
+def _shared_out(
+    function: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    order: Sequence[int],
+    workers: int,
+) -> Iterator[tuple[int, Any]]:
+    """Yield results as they come, of this process and of `workers - 1` others.
+
+    This one loads scikit-learn in any case, to read what the others learned. The others
+    are ended in the end: they would wait for further jobs.
+    """
     from joblib.externals.loky import (  # noqa: PLC0415 - see `_results`
         get_reusable_executor,
     )
 
+    others = get_reusable_executor(max_workers=workers - 1, reuse=False)
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for place in order:
+        waiting.put(place)
+    found: SimpleQueue[tuple[int, Any] | BaseException] = SimpleQueue()
+
+    def work(call: Callable[..., Any]) -> None:
+        try:
+            while True:
+                place = waiting.get_nowait()
+                found.put((place, call(*jobs[place])))
+        except Empty:
+            return
+        except BaseException as error:  # is raised where the results are waited for
+            found.put(error)
+
+    def elsewhere(*job: Any) -> Any:
+        return others.submit(function, *job).result()
+
+    calls = [function, *[elsewhere] * (workers - 1)]
+    threads = [Thread(target=work, args=(call,), daemon=True) for call in calls]
+    kill = True
     try:
-        yield from results
+        for thread in threads:
+            thread.start()
+        for _ in jobs:
+            result = found.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+        kill = False
     finally:
-        get_reusable_executor(reuse=True).shutdown(wait=True)
-
-
-def _placed(
-    place: int, function: Callable[..., Any], job: tuple[Any, ...]
-) -> tuple[int, Any]:
-    return place, function(*job)
+        with suppress(Empty):
+            while True:
+                waiting.get_nowait()
+        others.shutdown(wait=True, kill_workers=kill)

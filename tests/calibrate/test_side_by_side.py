@@ -1,5 +1,7 @@
 """Fits beside each other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -37,3 +39,10 @@ def _num_threads(_: int) -> int:
 @pytest.mark.parametrize("size", [1, 5_000])
 def test_libraries_below_start_no_threads_of_their_own(size: int) -> None:
     assert side_by_side(_num_threads, [(1,), (2,)], [size] * 2) == [1, 1]
+
+
+def test_what_fails_anywhere_is_raised() -> None:
+    jobs: list[tuple[Any, ...]] = [(n, None if n == 3 else 1) for n in range(4)]
+    for size in (1, 5_000):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            side_by_side(_squares, jobs, [size] * 4)
