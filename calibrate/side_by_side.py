@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _FEW_POINTS: Final = 4_000
 """Points of all fits below which starting processes takes longer than it saves."""
 
+_ONE_EACH: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
 
 def side_by_side(
     function: Callable[..., Any],
@@ -81,7 +87,7 @@ def _shared_out(
         get_reusable_executor,
     )
 
-    others = get_reusable_executor(max_workers=workers - 1, reuse=False)
+    others = get_reusable_executor(max_workers=workers - 1, reuse=False, env=_ONE_EACH)
     waiting: SimpleQueue[int] = SimpleQueue()
     for place in order:
         waiting.put(place)
@@ -91,7 +97,8 @@ def _shared_out(
         try:
             while True:
                 place = waiting.get_nowait()
-                found.put((place, call(*jobs[place])))
+                with one_thread():  # of OpenMP each thread has its own number
+                    found.put((place, call(*jobs[place])))
         except Empty:
             return
         except BaseException as error:  # is raised where the results are waited for
