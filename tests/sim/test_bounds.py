@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from math import inf
 from types import SimpleNamespace as Told
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from cache.v1.policies import ARC
 from sim.costs.pricing import _ends_ahead_by
-from sim.engine.ahead import HostQueue
 from sim.engine.balancer import Load
 from sim.engine.clock import ARRIVAL_PRIORITY
 from sim.engine.offloading import OffloadedSteps
@@ -82,7 +82,7 @@ def test_a_decode_that_opened_a_block_tells_of_that_alone() -> None:
         num_computed_tokens=lambda _: 33,  # two blocks are full
         block_ids=lambda _, first: [10, 11, 12][first:],
     )
-    assert [*ConnectorScheduler.new_block_ids(scheduler)] == [12]
+    assert [*ConnectorScheduler.new_block_ids(scheduler)] == [[12]]
 
 
 def test_dynamo_counts_a_prompt_until_its_token_appears() -> None:
@@ -93,18 +93,6 @@ def test_dynamo_counts_a_prompt_until_its_token_appears() -> None:
     assert router.num_computing(0) == 70  # arrivals come before ends of steps
     env.turn = ARRIVAL_PRIORITY + 1
     assert router.num_computing(0) == 0
-
-
-def test_quiet_steps_of_a_host_queue_end_with_the_turn_at_the_horizon() -> None:
-    class Second:
-        def step(self, _: object) -> Any:
-            return Told(total_s=1.0)
-
-    cost_model: Any = Second()
-    log: Any = Told(ends_s=[], outputs_s=[])
-    turns = HostQueue(cost_model, log).decode_ends(1)(10, 8, 0.0, 3.0)
-    assert turns[-1] == 3.0
-    assert turns[-2] < 3.0
 
 
 def test_steps_ahead_end_where_the_host_outlasts_one() -> None:
@@ -174,7 +162,7 @@ def test_a_quiet_step_without_a_length_is_refused_by_what_decodes_cost() -> None
     clock: Any = Told(num_decodes=2, num_base_tokens=100)
     tables: Any = Told(num_usable_blocks=10)
     cost_model: Any = Told(step=priced)
-    log = Told(ends_s=[], new_blocks=[], packed=[])
+    log = Told(ends_s=array("d"), new_blocks=array("q"), packed=[])
     recorder: Any = Told(steps=log)
     never: Any = None
     steps = QuietSteps(clock, tables, never, never, never, cost_model, recorder)
