@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -156,17 +155,18 @@ class IdTables:
         rounds = [*buckets[start : start + num_rounds]]
         while len(rounds) < num_rounds:
             rounds += buckets[: num_rounds - len(rounds)]
+        sizes = [*map(len, rounds)]
         if not self._is_stack or self.observer is not None:
             for opening in rounds:
                 self.append_blocks(opening)
-            return [*map(len, rounds)]
-        sizes = [*map(len, rounds)]
+            return sizes
         num_blocks = sum(sizes)
         if num_blocks > len(self._free):
             self._add_unused(num_blocks)
         pop = self._free.pop
-        for request in chain.from_iterable(rounds):
-            request.table.append(pop())
+        for opening in rounds:  # quicker than a chain of a few
+            for request in opening:
+                request.table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
         return sizes
