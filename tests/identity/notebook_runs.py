@@ -1,8 +1,8 @@
 """Run the code of a notebook, and write the results of every configuration it loads.
 
 ``python notebook_runs.py SOURCE.py OUT [KEY=VALUE ...]``, in the environment and from
-the root of the checkout to be asked, with some keys of the v1 generation set; any
-release of the program will do, so nothing is imported but its public names.
+the root of the checkout to be asked, with some keys set, those of the engine where it
+is v1; any release of the program will do, so nothing is imported but its public names.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def main(source: Path, out: Path, back: list[str]) -> None:
     def load_config(*args: Any, **more: Any) -> Any:
         nonlocal num_loaded
         config = _load_config(*args, **more)
-        if back and config.engine.scheduler == "v1":
+        is_v1 = config.engine.scheduler == "v1"
+        keys = [each for each in back if is_v1 or not each.startswith("engine.")]
+        if keys:
             whole = out / "config.yaml"
             whole.write_text(config.to_yaml(), encoding="utf-8")
-            config = _load_config(whole, back)
+            config = _load_config(whole, keys)
         folder = out / str(num_loaded)
         folder.mkdir(parents=True)
         num_loaded += 1
