@@ -88,17 +88,14 @@ class Gemm(KernelEstimator):
         self.beside_ = TreeResidual(
             num_iterations=self.num_iterations, seed=self.seed, fewer=self.fewer
         )
-        self._learned_from: tuple[Columns, Floats] | None = columns, log_ratio
-        last = columns["m"] >= self.longest_ / 2.0**_LAST_OCTAVES
-        part = {key: values[last] for key, values in columns.items()}
         self.onward_ = TreeResidual(
             num_iterations=self.num_iterations,
             seed=self.seed,
             forests=self.forests,
             fewer=self.fewer,
         )
-        log_limit = np.log(time_s[last] / self._limit_s(part))
-        self.onward_.fit(self._lasting_features(part), log_limit)
+        self._for_beside: tuple[Columns, Floats] | None = columns, log_ratio
+        self._for_onward: tuple[Columns, Floats] | None = columns, time_s
 
     def for_slope(self, columns: Columns) -> Floats:
         """As `near`; plain slopes know no neighbours, of which the edge has none."""
@@ -114,22 +111,35 @@ class Gemm(KernelEstimator):
         own = Neighbours.between(near)
         if own.any():
             features = np.hstack([self.features(columns), near])[own]
-            found[own] = (found[own] + self._beside().predict(features)) / 2.0
+            known = self._learn_beside().predict(features)
+            found[own] = (found[own] + known) / 2.0
         return found
 
     def complete(self) -> Self:
         if not self.few_:
-            self._beside()
+            self._learn_beside()
+            self._learn_onward()
         return self
 
-    def _beside(self) -> TreeResidual:
+    def _learn_beside(self) -> TreeResidual:
         """Learn from neighbours when first asked; plain judges of growths never are."""
-        if self._learned_from is not None:
-            columns, log_ratio = self._learned_from
+        if self._for_beside is not None:
+            columns, log_ratio = self._for_beside
             near = self.neighbours_.features(columns)
             self.beside_.fit(np.hstack([self.features(columns), near]), log_ratio)
-            self._learned_from = None
+            self._for_beside = None
         return self.beside_
+
+    def _learn_onward(self) -> TreeResidual:
+        """Learn the longest products when first asked for longer ones."""
+        if self._for_onward is not None:
+            columns, time_s = self._for_onward
+            last = columns["m"] >= self.longest_ / 2.0**_LAST_OCTAVES
+            part = {key: values[last] for key, values in columns.items()}
+            log_limit = np.log(time_s[last] / self._limit_s(part))
+            self.onward_.fit(self._lasting_features(part), log_limit)
+            self._for_onward = None
+        return self.onward_
 
     def _alone(self, columns: Columns) -> Floats:
         found = super()._residual(columns)
@@ -146,9 +156,8 @@ class Gemm(KernelEstimator):
         """Return the residual of the trees that know the longest products alone."""
         limit_s = self._limit_s(columns)
         base_s = self.roofline_.predict(self.work(columns))
-        log_time = np.log(limit_s) + self.onward_.predict(
-            self._lasting_features(columns)
-        )
+        features = self._lasting_features(columns)
+        log_time = np.log(limit_s) + self._learn_onward().predict(features)
         found: Floats = log_time - np.log(base_s)
         return found
 
