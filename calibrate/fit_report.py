@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     _Asked = tuple[KernelEstimator, Columns, Floats]
-    """What learns an operation, and its points, aggregated."""
+    """An estimator, and the aggregated points that it is fitted to, in seconds."""
 
 SKEWED: Final = "decode_attention_skewed"
 """Decodes whose contexts differ: ``batch`` of them, ``total`` keys, ``longest``."""

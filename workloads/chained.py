@@ -51,8 +51,26 @@ class Manner(NamedTuple):
         return cls(*request[5:11], *request[14:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainedRequests(Sequence[RequestSpec]):
+class Requests(Sequence[RequestSpec]):
+    """A sequence of requests, equal to the list of its elements."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, tuple, Requests)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment] # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        more = ", ..." if len(self) > 2 else ""
+        shown = ", ".join(map(repr, self[:2]))
+        return f"{type(self).__name__}(<{len(self)} requests: {shown}{more}>)"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ChainedRequests(Requests):
     """A sequence of requests by arrival, each made when it is asked for.
 
     Equal to the list of its elements; a slice is one. `row` is where a request stands
@@ -112,18 +130,6 @@ class ChainedRequests(Sequence[RequestSpec]):
         if isinstance(places, int):
             return self._spec(places)
         return [self._spec(place) for place in places]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, tuple, ChainedRequests)):
-            return NotImplemented
-        return len(self) == len(other) and all(map(operator.eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment] # equal to lists, which have none
-
-    def __repr__(self) -> str:
-        more = ", ..." if len(self) > 2 else ""
-        shown = ", ".join(map(repr, self[:2]))
-        return f"ChainedRequests(<{len(self)} requests: {shown}{more}>)"
 
     def column(self, field: str) -> Integers | NDArray[np.float64]:
         """Return a number of each request, by arrival; `NONE` stands for None."""

@@ -5,7 +5,6 @@ A million of them as objects would take 400 MB; their columns take 24.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from workloads._checks import MAX_TOKENS
 from workloads._numpy import np
-from workloads.chained import NONE, ChainedRequests
+from workloads.chained import NONE, ChainedRequests, Requests
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec
 
@@ -37,8 +36,8 @@ _ONE_FOR_ALL = (int, float, str)
 _COLUMNS = ("arrival_s", "num_prompt_tokens", "num_output_tokens")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestColumns(Sequence[RequestSpec]):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RequestColumns(Requests):
     """A sequence of requests that share no text and no session, one segment a prompt.
 
     Equal to the list of its elements. A slice is a sequence of the same kind; a slice
@@ -120,18 +119,6 @@ class RequestColumns(Sequence[RequestSpec]):
         if positions.step != 1:
             return [self[position] for position in positions]
         return self.part(positions.start, positions.stop)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, tuple, RequestColumns)):
-            return NotImplemented
-        return len(self) == len(other) and all(map(operator.eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment] # equal to lists, which have none
-
-    def __repr__(self) -> str:
-        more = ", ..." if len(self) > 2 else ""
-        shown = ", ".join(map(repr, self[:2]))
-        return f"RequestColumns(<{len(self)} requests: {shown}{more}>)"
 
     def part(self, start: int, stop: int) -> RequestColumns:
         names = (*_COLUMNS, *self._drawn())

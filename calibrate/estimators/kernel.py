@@ -37,7 +37,7 @@ _BACK: Final = 4
 _OWN_SLOPE: Final = 0
 _OWN_EDGE: Final = 1
 _NO_POINT: Final = 2
-"""What a curve has of its own: an octave of points, fewer, or none."""
+"""How many points a curve was measured at: an octave of lengths, fewer, or none."""
 
 
 class KernelEstimator(ABC):

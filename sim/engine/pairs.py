@@ -122,7 +122,7 @@ class PairRouter:
 
 
 class Side(Protocol):
-    """What runs beside the steps of an engine of a pair."""
+    """The transfers of an engine in a prefill or decode pool, beside its steps."""
 
     is_dead: bool
     on_free: Callable[[], object]

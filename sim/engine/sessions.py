@@ -132,7 +132,7 @@ class SessionClient:
 
 
 class FollowUps:
-    """What follows from each request, looked up in columns.
+    """The requests that wait for each request, looked up in columns.
 
     Parameters
     ----------

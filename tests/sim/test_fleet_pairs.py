@@ -363,8 +363,8 @@ def test_a_prefiller_that_drains_waits_for_its_readers() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> dict[str, Any]:
-    """Fleets of which engines die, drain and come back at any time."""
+def comings_and_goings(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Events of four engines that die, drain and come back at any time."""
     is_on = [True] * 4
     events = []
     for time_s in sorted(draw(st.lists(st.floats(0.05, 1.5), max_size=6))):
@@ -375,6 +375,13 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
             more["requests"] = "lose"
         events.append(event(time_s, kind, place, **more))
         is_on[place] = kind == "start"
+    return events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> dict[str, Any]:
+    """Fleets of which engines die, drain and come back at any time."""
+    events = draw(comings_and_goings())
     rate = draw(st.sampled_from([1e8, 1e9, 1e11]))
     policy = draw(st.sampled_from(["fail", "recompute"]))
     order = draw(st.sampled_from(["prefill_first", "decode_first"]))

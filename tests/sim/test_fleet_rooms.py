@@ -21,7 +21,7 @@ from sim.scheduler.sglang.rooms import Room
 from sim.scheduler.sglang.settings import Disaggregation, Settings
 from sim.simulation.run import Simulation
 from tests.sim.build import request_from_spec, spec
-from tests.sim.test_fleet_pairs import event, fleet_of
+from tests.sim.test_fleet_pairs import comings_and_goings, event, fleet_of
 from tests.sim.test_fleet_run import SESSIONS, data_of
 
 if TYPE_CHECKING:
@@ -322,16 +322,7 @@ def test_a_decoder_that_is_short_copies_and_recomputes_nothing() -> None:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Fleets of which engines die, drain and come back, and clients that leave."""
-    is_on = [True] * 4
-    events = []
-    for time_s in sorted(draw(st.lists(st.floats(0.05, 1.5), max_size=6))):
-        place = draw(st.integers(0, 3))
-        kind = draw(st.sampled_from(["die", "drain"])) if is_on[place] else "start"
-        more = {}
-        if kind == "die" and draw(st.booleans()):
-            more["requests"] = "lose"
-        events.append(event(time_s, kind, place, **more))
-        is_on[place] = kind == "start"
+    events = draw(comings_and_goings())
     reserve = draw(st.sampled_from([64, 200, 512]))
     fleet = fleet_of(
         events=events,

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class ByCount(dict[int, T]):
-    """What is made for a number of requests or decodes when it is first asked for."""
+    """Values by a number of requests or decodes, each made when first asked for."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """What both engines know of a request: SGLang's bootstrap room.
+    """The state of a request that both engines share: SGLang's bootstrap room.
 
     Parameters
     ----------
