@@ -183,7 +183,7 @@ class _Session:
             return executor, geometry.num_layers
         gpu = find_gpu(request.seed)
         assert isinstance(gpu, GpuDevice)
-        variants: dict[str, str] = {}
+        variants: dict[str, list[str]] = {}
         if request.profile is not None:
             variants = dict(read_profile(request.profile).fit.get("variants") or {})
         executor = setup.gpu_executor(

@@ -17,7 +17,7 @@ from sim.errors import UserError
 from sim.scheduler.generations import generation_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from calibrate.gpu.device import GpuDevice
     from calibrate.replay.log import Facts
@@ -92,14 +92,15 @@ def gpu_executor(
     gpu: GpuDevice,
     geometry: Geometry,
     facts: Facts,
-    variants: Mapping[str, str],
+    variants: Mapping[str, Sequence[str]],
     *,
     use_graphs: bool,
     seed: int,
 ) -> TorchExecutor:
     """Return the stack on a GPU.
 
-    A variant that is not named is the best that is here.
+    `variants` are those that a profile's tables stand on, by operation; of an operation
+    without any, the best that is here is taken.
     """
     device, dtype = gpu.timers.device, DTYPES[geometry.dtype]
     free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -114,8 +115,8 @@ def gpu_executor(
         "mixed_attention": prompts,
     }
     taken = {
-        operation: _variant(gpu, operation, name)
-        for operation, name in wanted_here.items()
+        operation: _variant(gpu, operation, names or ())
+        for operation, names in wanted_here.items()
     }
     return TorchExecutor(stack, moves, gpu.engines, taken, use_graphs)
 
@@ -131,17 +132,17 @@ def moves_on_gpu(
     return Moves(pool, host_pool, gpu.library, swap_variant(facts), copies[0].backend)
 
 
-def _variant(gpu: GpuDevice, operation: str, name: str | None) -> str:
-    """Return the variant that a profile names, or the best that is here."""
+def _variant(gpu: GpuDevice, operation: str, named: Sequence[str]) -> str:
+    """Return the best variant here of those that are named, if any are."""
     here = [choice.variant for choice in gpu.choices("auto", [operation])]
-    if name is None:
-        return here[0]
-    if name not in here:
-        raise UserError(
-            f"the profile's {operation} is {name}, but here are {', '.join(here)}: "
-            "replay on the machine that was measured, or fit it with --variant"
-        )
-    return name
+    for variant in here:
+        if not named or variant in named:
+            return variant
+    raise UserError(
+        f"the profile's {operation} is {', '.join(named)}, but here are "
+        f"{', '.join(here)}: replay on the machine that was measured, or fit it with "
+        "--variant"
+    )
 
 
 def _seeded(device: torch.device, seed: int) -> torch.Generator:

@@ -399,15 +399,24 @@ def test_the_command_runs_the_model_itself_on_a_device(
     assert "GiB of weights and KV pool on the GPU (0.0 are free)" in line
 
 
+def test_a_profile_is_replayed_by_the_variants_that_it_stands_on(fitted: Path) -> None:
+    torch_only()
+    from calibrate.replay.setup import _variant  # noqa: PLC0415
+    from tests.calibrate.bench_device import cpu_device  # noqa: PLC0415
+
+    named = read_profile(fitted).fit["variants"]["decode_attention"]
+    assert _variant(cpu_device("cuda", "triton"), "decode_attention", named) in named
+
+
 def test_a_variant_that_is_not_here_is_refused() -> None:
     torch_only()
     from calibrate.replay.setup import _variant  # noqa: PLC0415
     from tests.calibrate.bench_device import cpu_device  # noqa: PLC0415
 
     device = cpu_device("torch")
-    assert _variant(device, "decode_attention", None) == "sdpa"
+    assert _variant(device, "decode_attention", ()) == "sdpa"
     with pytest.raises(UserError, match="is flash_attn, but here are sdpa"):
-        _variant(device, "decode_attention", "flash_attn")
+        _variant(device, "decode_attention", ["flash_attn"])
 
 
 def test_whole_steps_that_do_not_fit_are_left_out_and_a_lost_device_ends_it() -> None:
