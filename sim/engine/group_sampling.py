@@ -210,7 +210,7 @@ class GroupSampler(ABC):
     def _note_step(self, request: Request, step: int, end_s: float) -> None:
         request.note_token(step)
         if request.num_output_tokens == 1:
-            request.first_token_s = end_s
+            request.note_first_token(end_s)
 
     def _finish(self, group: SequenceGroup, end_s: float) -> Request:
         request = group.request

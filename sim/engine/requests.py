@@ -201,6 +201,7 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.num_recompute_tokens = 0
         request.num_recomputed_tokens = 0
         request.on_end = None
+        request.on_first_token = None
         request.ignore_eos = False
         request.streaks = []
         request.table = None

@@ -71,7 +71,7 @@ def _event(request: Request, step: int, end_s: float) -> bool:
         request.begin_streak(step)
         request.num_tokens_at_event = last
         if request.num_output_tokens == 1:
-            request.first_token_s = end_s
+            request.note_first_token(end_s)
     if request.num_tokens < last:
         return False
     request.end_streak()
@@ -109,7 +109,7 @@ class InFlightSampler:
         for request in self.delivery.requests:
             request.note_token(step)
             if request.num_output_tokens == 1:
-                request.first_token_s = end_s
+                request.note_first_token(end_s)
             if request.num_tokens >= last_num_tokens(request):
                 request.end_streak()
                 finish(request, end_s)
@@ -220,7 +220,7 @@ class OutputCalendar:
         for request in requests:
             num_tokens = request.num_tokens
             if num_tokens == request.num_prompt_tokens:
-                request.first_token_s = end_s
+                request.note_first_token(end_s)
             num_tokens += 1
             request.num_tokens = num_tokens
             request.joined_step = step
@@ -313,7 +313,7 @@ class AheadCalendar(OutputCalendar):
         """Note when the first tokens in flight have arrived; it empties `begun`."""
         for request in self.begun:
             if request.due_step >= 0:
-                request.first_token_s = end_s
+                request.note_first_token(end_s)
         self.begun = []
 
     def arrive(self, step: int, end_s: float) -> list[Request]:
@@ -335,7 +335,7 @@ class AheadCalendar(OutputCalendar):
         for request in set_aside:
             request.num_tokens += 1
             if request.num_output_tokens == 1:
-                request.first_token_s = end_s
+                request.note_first_token(end_s)
             request.streaks.append((request.joined_step, step - 1))
             if request.num_tokens >= last_num_tokens(request):
                 finish(request, end_s)

@@ -82,7 +82,7 @@ class SpeculativeSampler(InFlightSampler):
                 num_outputs if num_outputs <= num_room else max(num_room, 1)
             )
             if request.num_tokens == request.num_prompt_tokens:
-                request.first_token_s = end_s
+                request.note_first_token(end_s)
             request.note_tokens(step, num_new_tokens)
             self.num_new_tokens.append(num_new_tokens)
             num_behind = num_outputs - num_new_tokens

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sim.engine.clock import Clock
-from sim.engine.routers.block_index import prompt_hashes
+from sim.engine.routers.block_index import prompt_hashes, prompt_runs
 from sim.engine.routers.dynamo_kv import DynamoKv
 from tests.sim.test_routers import request
 
@@ -136,7 +136,7 @@ def test_costs_and_choices_are_those_of_the_real_router(
         while later and later[0][0] <= end["arrival_time_ms"]:
             *_, what, other, place = heappop(later)
             if what == "first":
-                other.first_token_s = 1.0
+                other.note_first_token(1.0)
                 caches.held[place].update(prompt_hashes(other, BLOCK_SIZE))
             else:
                 router.ended(other, place)
@@ -147,7 +147,7 @@ def test_costs_and_choices_are_those_of_the_real_router(
         )
         asked.first_token_s = nan
         overlaps = caches.cached_blocks(asked)
-        costs = router.costs(asked, prompt_hashes(asked, BLOCK_SIZE), overlaps)
+        costs = router.costs(asked, prompt_runs(asked, BLOCK_SIZE), overlaps)
         worker = int(decisions[number][0])
         assert overlaps[worker] == float(decisions[number][2])
         assert costs[worker] == pytest.approx(float(decisions[number][1]), abs=1e-6)

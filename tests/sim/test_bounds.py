@@ -25,6 +25,7 @@ from sim.scheduler.sglang.requests import Entry
 from sim.scheduler.v1.connectors.ahead import AheadConnectorScheduler
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.scheduler.v1.scheduler import Scheduler
+from tests.sim.test_routers import request as request_of
 
 
 def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
@@ -88,8 +89,9 @@ def test_a_decode_that_opened_a_block_tells_of_that_alone() -> None:
 def test_dynamo_counts_a_prompt_until_its_token_appears() -> None:
     env: Any = Told(now=5.0, turn=ARRIVAL_PRIORITY)
     router = DynamoKv(env, 1, np.random.default_rng(0), 16, lambda _: [0])
-    request: Any = Told(first_token_s=5.0)
-    router._computing[0][0] = Told(request=request, num_new_tokens=70)  # type: ignore[assignment]
+    asked = request_of(0, (1, 70))
+    router.choose(asked)
+    asked.note_first_token(5.0)
     assert router.num_computing(0) == 70  # arrivals come before ends of steps
     env.turn = ARRIVAL_PRIORITY + 1
     assert router.num_computing(0) == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cache.tokens import SegmentTokens
 from sim.engine.balancer import Load
 from sim.engine.clock import Clock
-from sim.engine.routers.block_index import BlockIndex, prompt_hashes
+from sim.engine.routers.block_index import prompt_runs
 from sim.engine.routers.counting import (
     CountingRouter,
     Draws,
@@ -34,7 +34,7 @@ from sim.scheduler.request import Request
 from tests.shared import shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Pieces = tuple[tuple[int, int, int], ...]
 
@@ -301,8 +301,8 @@ def test_scores_are_those_of_queue_cache_and_prefix() -> None:
     router.hear([Load(4, 9, 0.5), Load(0, 9, 0.9), Load(2, 1, 0.0)])
     asked = request(0, (1, 256))
     assert router.scores(asked, []) == pytest.approx([0 + 1.0, 2 + 0.2, 1 + 2.0])
-    router.index.add([7, 8], 0)
-    assert router.scores(asked, [7, 8, 9, 10])[0] == pytest.approx(1.0 + 3 * 0.5)
+    router.index.add([(7, 2)], 0)
+    assert router.scores(asked, [(7, 3), (8, 1)])[0] == pytest.approx(1.0 + 3 * 0.5)
     router.hear([Load(5, 0, 0.0)] * 3)
     assert router.scores(asked, []) == [4.0, 4.0, 4.0]
 
@@ -320,7 +320,8 @@ def test_kv_events_say_what_engines_have_in_place_of_what_they_were_sent() -> No
     assert router.choose(request(1, (1, 640))) == 1
     assert router.choose(request(2, (1, 256))) == 0
     assert router.scores(request(2, (1, 192)), [])[0] == pytest.approx(4 + 3)
-    assert not any(router.index.num_matched([*range(9)]))
+    sent = prompt_runs(request(1, (1, 640)), router.block_tokens)
+    assert not any(router.index.num_matched(sent))
     with pytest.raises(ConfigError, match="precise: engines of the v1 generation"):
         llm_d(precise=True)
 
@@ -354,50 +355,10 @@ def test_a_prompt_comes_back_to_the_engine_that_knows_it() -> None:
 def test_blocks_of_the_index_are_larger_than_those_of_the_engine() -> None:
     assert llm_d().block_tokens == 64
     assert llm_d(block_size=128).block_tokens == 128
-    assert len(prompt_hashes(request(0, (1, 640)), 64)) == 10
-    assert len(prompt_hashes(request(0, (1, 640)), 64, 200)) == 3
-
-
-def test_later_blocks_count_where_another_engine_knows_the_first() -> None:
-    index = BlockIndex([2, 3])
-    index.add([1, 2, 3], 0)  # the first one is forgotten: room for two
-    assert index.num_matched([1, 2, 3]) == [0, 0]
-    index.add([1], 1)
-    assert index.num_matched([1, 2, 3, 4]) == [2, 1]
-
-
-TEXTS = st.lists(st.integers(0, 2), max_size=6)
-
-
-def chained(blocks: Sequence[int]) -> list[int]:
-    return [hash(tuple(blocks[: i + 1])) for i in range(len(blocks))]
-
-
-@given(
-    st.lists(st.tuples(TEXTS.map(chained), st.integers(0, 2)), max_size=60),
-    TEXTS.map(chained),
-)
-def test_the_index_is_what_a_list_a_place_would_be(
-    sent: list[tuple[list[int], int]], asked: list[int]
-) -> None:
-    capacities = [3, 5, 50]
-    index, naive = BlockIndex(capacities), [list[int]() for _ in capacities]
-    for hashes, place in sent:
-        index.add(hashes, place)
-        index.check()
-        for each in hashes:
-            own = naive[place]
-            if each in own:
-                own.remove(each)
-            own.append(each)
-            del own[: max(len(own) - capacities[place], 0)]
-    known = list[int]()
-    for each in asked:
-        if not any(each in own for own in naive):
-            break
-        known.append(each)
-    matched = [sum(each in own for each in known) for own in naive]
-    assert index.num_matched(asked) == matched
+    assert [n for _, n in prompt_runs(request(0, (1, 640)), 64)] == [10]
+    assert [n for _, n in prompt_runs(request(0, (1, 640)), 64, 200)] == [3]
+    assert [n for _, n in prompt_runs(request(0, (1, 96), (2, 96)), 64)] == [1, 1, 1]
+    assert prompt_runs(request(0, (1, 63)), 64) == []
 
 
 # -- the production stack, and sessions ------------------------------------------------
@@ -469,21 +430,21 @@ def test_costs_of_blocks_are_those_that_dynamo_has_logged() -> None:
     overlaps = [0, 0]
     router = DynamoKv(Clock(2.0), 2, stream(), 64, cached_blocks=lambda _: overlaps)
     one, two = request(1, (1, 4036)), request(2, (2, 1853))
-    assert router.costs(one, prompt_hashes(one, 64), overlaps) == [126.0625] * 2
+    assert router.costs(one, prompt_runs(one, 64), overlaps) == [126.0625] * 2
     place = router.choose(one)
-    costs = router.costs(two, prompt_hashes(two, 64), overlaps)
+    costs = router.costs(two, prompt_runs(two, 64), overlaps)
     assert costs[place] == (4036 + 1853) / 64 + 28 + 63
     assert router.choose(two) == 1 - place
-    one.first_token_s = 1.0
-    assert router.costs(two, prompt_hashes(two, 64), overlaps)[place] == (
+    one.note_first_token(1.0)
+    assert router.costs(two, prompt_runs(two, 64), overlaps)[place] == (
         1853 / 64 + 28 + 63
     )
     overlaps[place] = 27
-    assert router.costs(two, prompt_hashes(two, 64), overlaps)[place] == (
+    assert router.costs(two, prompt_runs(two, 64), overlaps)[place] == (
         1853 / 64 - 27 + 28 + 63
     )
     router.ended(one, place)
-    assert router.costs(two, prompt_hashes(two, 64), [0, 0])[place] == 1853 / 64 + 28
+    assert router.costs(two, prompt_runs(two, 64), [0, 0])[place] == 1853 / 64 + 28
     assert router.active_tokens(two) in {0, 1853}
 
 

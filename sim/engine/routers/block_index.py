@@ -1,4 +1,4 @@
-"""Prompts as chains of block hashes, and which engines were sent which blocks."""
+"""Prompts as chains of runs of blocks, and which engines were sent which blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,41 @@ from typing import TYPE_CHECKING
 from cache.errors import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sim.scheduler.request import Request
 
+Run = tuple[int, int]
+"""Key of a run of blocks (`cache.hashing`), and how many a prompt has of it."""
 
-def prompt_hashes(
-    request: Request, block_size: int, most_tokens: int | None = None
-) -> list[int]:
+
+def _num_blocks(request: Request, block_size: int, most_tokens: int | None) -> int:
+    num_tokens = request.num_prompt_tokens
+    if most_tokens is not None:
+        num_tokens = min(num_tokens, most_tokens)
+    return num_tokens // block_size
+
+
+def prompt_hashes(request: Request, block_size: int) -> list[int]:
     """Return the chained hashes of a prompt's full blocks.
+
+    Parameters
+    ----------
+    request
+        Whose prompt.
+    block_size
+        Tokens a block of the router's, whatever the engine's is.
+    """
+    hashes: list[int] = []
+    num_blocks = _num_blocks(request, block_size, None)
+    request.tokens.extend_block_hashes(hashes, num_blocks, block_size)
+    return hashes
+
+
+def prompt_runs(
+    request: Request, block_size: int, most_tokens: int | None = None
+) -> list[Run]:
+    """Return the runs of a prompt's full blocks.
 
     Parameters
     ----------
@@ -27,29 +53,64 @@ def prompt_hashes(
     most_tokens
         Leading tokens that are looked at; None for all.
     """
-    num_tokens = request.num_prompt_tokens
-    if most_tokens is not None:
-        num_tokens = min(num_tokens, most_tokens)
-    hashes: list[int] = []
-    request.tokens.extend_block_hashes(hashes, num_tokens // block_size, block_size)
-    return hashes
+    num_blocks = _num_blocks(request, block_size, most_tokens)
+    if not num_blocks:
+        return []
+    runs = request.tokens.block_runs(block_size)
+    runs.cover(num_blocks)
+    found, start = [], 0
+    for key, end in zip(runs.keys, runs.ends, strict=True):
+        if end >= num_blocks:
+            found.append((key, num_blocks - start))
+            break
+        found.append((key, end - start))
+        start = end
+    return found
+
+
+class _Span:
+    """Blocks of a run that an engine was sent together, and not again since.
+
+    Attributes
+    ----------
+    key
+        Of the run.
+    start, stop
+        The first block, and the one behind the last; both equal if none is left.
+    older
+        What the same engine was sent of the run before, behind these blocks.
+    """
+
+    __slots__ = ("key", "older", "start", "stop")
+
+    def __init__(self, key: int, stop: int) -> None:
+        self.key = key
+        self.start = 0
+        self.stop = stop
+        self.older: _Span | None = None
+
+    def chain(self) -> Iterable[_Span]:
+        """Yield it and the older ones, in the order of their blocks."""
+        span: _Span | None = self
+        while span is not None:
+            yield span
+            span = span.older
 
 
 class BlockIndex:
-    """What each engine was sent: the latest so many block hashes of each.
+    """What each engine was sent: the latest so many blocks of each.
 
-    A hash is known by its latest number, and forgotten when that is the oldest::
+    Blocks are remembered by runs, which cost one entry, not one a block. What an engine
+    was sent of a run last stands before what is older and longer::
 
-        order    [ a  b  c  a  d ]       b is the oldest: the first a has come again
-        latest   a: 3, b: 1, c: 2, d: 4
-
-    The number of a prompt's first hash is kept as ``~number``: prompts whose first hash
-    no engine was sent, most of all, are told by a look at these.
+        known   a: {0: [0 1 2] -> [3 4], 2: [0 1 2 3 4]}      the runs, by place
+                b: {2: [0]}
+        order   of place 0:  [3 4] of a, [0 1 2] of a          the oldest first
 
     Parameters
     ----------
     capacities
-        By place, hashes that are remembered of it.
+        By place, blocks that are remembered of it.
 
     Notes
     -----
@@ -58,112 +119,146 @@ class BlockIndex:
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self.capacities = list(capacities)
-        self._latest: list[dict[int, int]] = [{} for _ in capacities]
-        self._order: list[deque[int]] = [deque() for _ in capacities]
-        self._num_added = [0] * len(self.capacities)
-        self._num_with_first: dict[int, int] = {}
+        self._known: dict[int, dict[int, _Span]] = {}
+        # Some are empty: their blocks have come again.
+        self._order: list[deque[_Span]] = [deque() for _ in capacities]
+        self._num_spans = [0] * len(self.capacities)  # that are not
+        self._num_blocks = [0] * len(self.capacities)
 
-    def num_matched(self, hashes: Sequence[int]) -> list[int]:
+    def num_matched(self, runs: Iterable[Run]) -> list[int]:
         """Return by place how many blocks it has, up to the first that none has.
 
-        A place whose first block was forgotten gets credit for later ones. Hashes are
-        chained, so that each stands at one place in all prompts that have it.
+        A place whose first block was forgotten gets credit for later ones.
         """
-        every = self._latest
-        num_known = 0
-        if hashes and hashes[0] in self._num_with_first:
-            unknown = (
-                i
-                for i, each in enumerate(hashes)
-                if not any(each in own for own in every)
-            )
-            num_known = next(unknown, len(hashes))
-        if not num_known:
-            return [0] * len(every)
-        known = hashes[:num_known]
-        return [sum(each in own for each in known) for own in every]
+        matched = [0] * len(self.capacities)
+        for key, num_blocks in runs:
+            held = self._known.get(key)
+            if held is None:
+                break
+            end = _end_of_known(held, num_blocks)
+            for place, span in held.items():
+                if span.older is None and not span.start and span.stop >= end:
+                    matched[place] += end
+                else:
+                    matched[place] += sum(
+                        max(min(each.stop, end) - each.start, 0)
+                        for each in span.chain()
+                    )
+            if end < num_blocks:
+                break
+        return matched
 
-    def add(self, hashes: Sequence[int], place: int) -> None:
+    def add(self, runs: Iterable[Run], place: int) -> None:
         """Remember a prompt, head first: so heads are forgotten before tails."""
-        if not hashes:
+        known, order = self._known, self._order[place]
+        num_new = num_spans = 0
+        for key, num_blocks in runs:
+            span = _Span(key, num_blocks)
+            order.append(span)
+            num_new += num_blocks
+            num_spans += 1
+            held = known.get(key)
+            if held is None:
+                known[key] = {place: span}
+                continue
+            older = held.get(place)
+            held[place] = span
+            while older is not None:
+                num_again = min(older.stop, num_blocks) - older.start
+                if num_again > 0:
+                    older.start += num_again
+                    num_new -= num_again
+                if older.start < older.stop:
+                    span.older = older
+                    break
+                num_spans -= 1
+                older = older.older
+        self._num_spans[place] += num_spans
+        num_held = self._num_blocks[place] = self._num_blocks[place] + num_new
+        if num_held > self.capacities[place]:
+            self._forget_oldest(place, num_held - self.capacities[place])
+        if len(order) > 4 * self._num_spans[place] + 64:
+            self._order[place] = deque(each for each in order if each.start < each.stop)
+
+    def _forget_oldest(self, place: int, num_blocks: int) -> None:
+        self._num_blocks[place] -= num_blocks
+        order = self._order[place]
+        while num_blocks:
+            span = order[0]
+            num_left = span.stop - span.start
+            if num_left > num_blocks:
+                span.start += num_blocks
+                return
+            order.popleft()
+            if num_left:
+                num_blocks -= num_left
+                span.start = span.stop
+                self._num_spans[place] -= 1
+                self._drop(span, place)
+
+    def _drop(self, span: _Span, place: int) -> None:
+        """Take the oldest span of its run at a place out of what is known."""
+        held = self._known[span.key]
+        newer = held[place]
+        if newer is not span:
+            while newer.older is not span:
+                assert newer.older is not None
+                newer = newer.older
+            newer.older = None
             return
-        own, order, first = self._latest[place], self._order[place], hashes[0]
-        if first not in own:
-            with_first = self._num_with_first
-            with_first[first] = with_first.get(first, 0) + 1
-        begin = self._num_added[place]
-        end = self._num_added[place] = begin + len(hashes)
-        own.update(zip(hashes, range(begin, end), strict=True))
-        own[first] = ~begin
-        order.extend(hashes)
-        if len(own) > self.capacities[place]:
-            self._forget_oldest(place, len(own) - self.capacities[place])
-        if len(order) > 4 * len(own) + 64:
-            self._tidy(place)
-
-    def _forget_oldest(self, place: int, num_hashes: int) -> None:
-        own, order = self._latest[place], self._order[place]
-        number = self._num_added[place] - len(order)
-        while num_hashes:
-            each = order.popleft()
-            latest = own.get(each)
-            if latest == number:
-                del own[each]
-                num_hashes -= 1
-            elif latest == ~number:
-                self._forget_first(each)
-                del own[each]
-                num_hashes -= 1
-            number += 1
-
-    def _forget_first(self, each: int) -> None:
-        with_first = self._num_with_first
-        with_first[each] -= 1
-        if not with_first[each]:
-            del with_first[each]
-
-    def _tidy(self, place: int) -> None:
-        """Leave only the latest of each hash in the order."""
-        own, order = self._latest[place], self._order[place]
-        oldest = self._num_added[place] - len(order)
-        left = [
-            each
-            for number, each in enumerate(order, oldest)
-            if own.get(each) in {number, ~number}
-        ]
-        order.clear()
-        order.extend(left)
-        begin = self._num_added[place] - len(left)
-        for number, each in enumerate(left, begin):
-            own[each] = number if own[each] >= 0 else ~number
+        del held[place]
+        if not held:
+            del self._known[span.key]
 
     def forget(self, place: int) -> None:
         """Forget all that the engine at `place` was sent."""
-        own = self._latest[place]
-        for each, number in own.items():
-            if number < 0:
-                self._forget_first(each)
-        own.clear()
-        self._order[place].clear()
+        self._forget_oldest(place, self._num_blocks[place])
 
     def check(self) -> None:
-        """Prove that first hashes are counted right, and all that is known is in order.
+        """Prove that spans are in order, do not meet, and are counted right.
 
         Raises
         ------
         InvariantError
             With the rule that is broken.
         """
-        counted: dict[int, int] = {}
-        for place, (own, capacity) in enumerate(
-            zip(self._latest, self.capacities, strict=True)
+        num_spans, num_blocks = [0] * len(self.capacities), [0] * len(self.capacities)
+        ages = [{each: i for i, each in enumerate(order)} for order in self._order]
+        for key, held in self._known.items():
+            require(held, "block index: a run is known of no engine")
+            for place, newest in held.items():
+                end, age = 0, len(ages[place])
+                for span in newest.chain():
+                    require(
+                        span.key == key and end <= span.start < span.stop,
+                        "block index: blocks of a run are out of order",
+                    )
+                    require(
+                        ages[place].get(span, age) < age,
+                        "block index: a span is younger than one of later blocks",
+                    )
+                    end, age = span.stop, ages[place][span]
+                    num_spans[place] += 1
+                    num_blocks[place] += span.stop - span.start
+        require(num_spans == self._num_spans, "block index: spans miscounted")
+        require(num_blocks == self._num_blocks, "block index: blocks miscounted")
+        for place, (count, capacity) in enumerate(
+            zip(num_blocks, self.capacities, strict=True)
         ):
-            require(len(own) <= capacity, "block index: more hashes than its capacity")
-            order = self._order[place]
-            oldest = self._num_added[place] - len(order)
-            for each, number in own.items():
-                at = (number if number >= 0 else ~number) - oldest
-                require(order[at] == each, "block index: a hash is not in order")
-                if number < 0:
-                    counted[each] = counted.get(each, 0) + 1
-        require(counted == self._num_with_first, "block index: first hashes miscounted")
+            require(count <= capacity, "block index: more blocks than its capacity")
+            left = sum(each.start < each.stop for each in self._order[place])
+            require(left == num_spans[place], "block index: a span is not known")
+
+
+def _end_of_known(held: dict[int, _Span], num_blocks: int) -> int:
+    """Return the first block of a run's that no engine has, `num_blocks` at most."""
+    for span in held.values():
+        if not span.start and span.stop >= num_blocks:
+            return num_blocks
+    spans = [(e.start, e.stop) for newest in held.values() for e in newest.chain()]
+    end = 0
+    for start, stop in sorted(spans):
+        if start > end:
+            break
+        end = max(end, stop)
+    return min(end, num_blocks)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, insort
+from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Final
 
+from cache.errors import require
 from sim.engine.clock import ARRIVAL_PRIORITY
-from sim.engine.routers.block_index import prompt_hashes
+from sim.engine.routers.block_index import prompt_runs
 from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
 from workloads.sums import added
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
 
     from sim.engine.clock import Clock
+    from sim.engine.routers.block_index import Run
     from sim.scheduler.request import Request
 
 FORGOTTEN_AFTER_S: Final = 120.0
@@ -27,14 +30,120 @@ FORGOTTEN_AFTER_S: Final = 120.0
 class _Sent:
     """A request in flight, as the router counts it."""
 
-    __slots__ = ("hashes", "num_new_tokens", "request")
+    __slots__ = ("num_new_tokens", "request", "runs")
 
     def __init__(
-        self, request: Request, hashes: Sequence[int], num_new_tokens: int
+        self, request: Request, runs: Sequence[Run], num_new_tokens: int
     ) -> None:
         self.request = request
-        self.hashes = hashes
+        self.runs = runs
         self.num_new_tokens = num_new_tokens
+
+
+class HeldBlocks:
+    """Distinct blocks of the prompts in flight at an engine.
+
+    Each prompt has the first so many blocks of a run, so that the longest part has all
+    that is held of it::
+
+        a: [3, 8]   two prompts have blocks of run a, the first 3 and the first 8
+
+    Attributes
+    ----------
+    num_blocks
+        Blocks that some prompt has.
+    """
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        self._parts: dict[int, list[int]] = {}
+
+    def num_shared(self, runs: Iterable[Run]) -> int:
+        """Return how many blocks of a prompt are held: its first ones."""
+        num_shared = 0
+        for key, num_blocks in runs:
+            parts = self._parts.get(key)
+            if parts is None:
+                break
+            if parts[-1] < num_blocks:
+                return num_shared + parts[-1]
+            num_shared += num_blocks
+        return num_shared
+
+    def add(self, runs: Iterable[Run]) -> None:
+        """Count a prompt in."""
+        held = self._parts
+        for key, num_blocks in runs:
+            parts = held.get(key)
+            if parts is None:
+                held[key] = [num_blocks]
+                self.num_blocks += num_blocks
+            else:
+                self.num_blocks += max(num_blocks - parts[-1], 0)
+                insort(parts, num_blocks)
+
+    def remove(self, runs: Iterable[Run]) -> None:
+        """Count a prompt out that was counted in."""
+        held = self._parts
+        for key, num_blocks in runs:
+            parts = held[key]
+            del parts[bisect_left(parts, num_blocks)]
+            if not parts:
+                del held[key]
+                self.num_blocks -= num_blocks
+            else:
+                self.num_blocks -= max(num_blocks - parts[-1], 0)
+
+    def clear(self) -> None:
+        """Count all prompts out."""
+        self._parts.clear()
+        self.num_blocks = 0
+
+    def check(self) -> None:
+        """Prove that parts are in order, and blocks are counted right.
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        every = self._parts.values()
+        require(all(every), "held blocks: a run is held by no prompt")
+        require(all(sorted(each) == each for each in every), "held blocks: no order")
+        num_blocks = sum(each[-1] for each in every)
+        require(num_blocks == self.num_blocks, "held blocks: miscounted")
+
+
+class RoutedBlocks:
+    """When an engine was sent which blocks last: the first so many of each run.
+
+    What was sent later stands first, before what is longer and older.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[int, float]]] = {}
+
+    def num_since(self, runs: Iterable[Run], oldest_s: float) -> int:
+        """Return how many leading blocks were sent then or later."""
+        num_found = 0
+        for key, num_blocks in runs:
+            young = [n for n, at_s in self._parts.get(key, ()) if at_s >= oldest_s]
+            if not young:
+                break
+            if young[-1] < num_blocks:
+                return num_found + young[-1]
+            num_found += num_blocks
+        return num_found
+
+    def add(self, runs: Iterable[Run], now_s: float) -> None:
+        """Take note of a prompt."""
+        for key, num_blocks in runs:
+            longer = [each for each in self._parts.get(key, ()) if each[0] > num_blocks]
+            self._parts[key] = [(num_blocks, now_s), *longer]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._parts.clear()
 
 
 class DynamoKv(RandomRouter):
@@ -111,54 +220,70 @@ class DynamoKv(RandomRouter):
         self._scale = prefill_load_scale
         self._weight = decode_active_request_weight
         self._temperature = router_temperature
-        self._blocks: list[Counter[int]] = [Counter() for _ in range(num_engines)]
+        self._blocks = [HeldBlocks() for _ in range(num_engines)]
         self._sent: list[dict[int, _Sent]] = [{} for _ in range(num_engines)]
         self._computing: list[dict[int, _Sent]] = [{} for _ in range(num_engines)]
-        self._routed: list[dict[int, float]] = [{} for _ in range(num_engines)]
+        self._num_computing = [0] * num_engines
+        # Their first token is there, or will be at a time that is known.
+        self._computed: list[list[Request]] = [[] for _ in range(num_engines)]
+        self._routed = [RoutedBlocks() for _ in range(num_engines)]
+        self._on_first = [partial(self._first, place) for place in range(num_engines)]
 
-    def overlaps(self, request: Request, hashes: Sequence[int]) -> list[int]:
+    def overlaps(self, request: Request, runs: Sequence[Run]) -> list[int]:
         """Return by place how many leading blocks are believed to be cached."""
         if self._use_kv_events and self._cached_blocks is not None:
             return self._cached_blocks(request)
         oldest_s = self._env.now - FORGOTTEN_AFTER_S
-        found = []
-        for routed in self._routed:
-            known = (i for i, h in enumerate(hashes) if routed.get(h, -1.0) < oldest_s)
-            found.append(next(known, len(hashes)))
-        return found
+        return [routed.num_since(runs, oldest_s) for routed in self._routed]
 
     def cached_tokens(self, request: Request) -> list[int]:
         """Return the same in tokens."""
-        hashes = prompt_hashes(request, self._block_size)
-        return [each * self._block_size for each in self.overlaps(request, hashes)]
+        runs = prompt_runs(request, self._block_size)
+        return [each * self._block_size for each in self.overlaps(request, runs)]
+
+    def _first(self, place: int, request: Request) -> None:
+        self._computed[place].append(request)
 
     def num_computing(self, place: int) -> int:
         """Return the tokens of prompts at an engine that are not computed."""
-        computing, env = self._computing[place], self._env
-        for number, sent in [*computing.items()]:
-            first_token_s = sent.request.first_token_s  # known before, amid quiet steps
-            if first_token_s < env.now or (
-                first_token_s == env.now and env.turn > ARRIVAL_PRIORITY
-            ):
-                del computing[number]
-        return sum(sent.num_new_tokens for sent in computing.values())
+        if self._computed[place]:
+            now_s, env = self._env.now, self._env
+            later = []
+            for request in self._computed[place]:
+                first_token_s = request.first_token_s
+                if first_token_s < now_s or (
+                    first_token_s == now_s and env.turn > ARRIVAL_PRIORITY
+                ):
+                    self._let_go(place, request)
+                else:  # known before, amid quiet steps
+                    later.append(request)
+            self._computed[place] = later
+        return self._num_computing[place]
+
+    def _let_go(self, place: int, request: Request) -> None:
+        """Count the prompt of a request as computed."""
+        sent = self._computing[place].get(request.request_id)
+        if sent is not None and sent.request is request:
+            del self._computing[place][request.request_id]
+            self._num_computing[place] -= sent.num_new_tokens
 
     def active_tokens(self, request: Request) -> float:
         """Return the tokens that are not computed where `request` would be sent."""
-        hashes = prompt_hashes(request, self._block_size)
-        costs = self.costs(request, hashes, self.overlaps(request, hashes))
+        runs = prompt_runs(request, self._block_size)
+        costs = self.costs(request, runs, self.overlaps(request, runs))
         return float(self.num_computing(min(self.places, key=costs.__getitem__)))
 
     def costs(
-        self, request: Request, hashes: Sequence[int], overlaps: Sequence[int]
+        self, request: Request, runs: Sequence[Run], overlaps: Sequence[int]
     ) -> list[float]:
         """Return the cost of each engine, by place."""
         costs = []
+        num_prompt_blocks = request.num_prompt_tokens // self._block_size
         for place, overlap in enumerate(overlaps):
             num_tokens = self.num_computing(place) + request.num_prompt_tokens
             num_prefill = num_tokens / self._block_size - self._credit * overlap
             held = self._blocks[place]
-            num_blocks = len(held) + sum(each not in held for each in hashes)
+            num_blocks = held.num_blocks + num_prompt_blocks - held.num_shared(runs)
             costs.append(
                 self._scale * max(num_prefill, 0.0)
                 + num_blocks
@@ -167,16 +292,18 @@ class DynamoKv(RandomRouter):
         return costs
 
     def _pick(self, request: Request) -> int:
-        hashes = prompt_hashes(request, self._block_size)
-        overlaps = self.overlaps(request, hashes)
-        place = self._drawn(self.costs(request, hashes, overlaps))
+        runs = prompt_runs(request, self._block_size)
+        overlaps = self.overlaps(request, runs)
+        place = self._drawn(self.costs(request, runs, overlaps))
         num_new = request.num_prompt_tokens - overlaps[place] * self._block_size
-        sent = _Sent(request, hashes, max(num_new, 0))
+        sent = _Sent(request, runs, max(num_new, 0))
         number = request.request_id
         self._sent[place][number] = self._computing[place][number] = sent
-        self._blocks[place].update(hashes)
+        self._num_computing[place] += sent.num_new_tokens
+        request.on_first_token = self._on_first[place]
+        self._blocks[place].add(runs)
         if not self._use_kv_events:
-            self._routed[place].update(dict.fromkeys(hashes, self._env.now))
+            self._routed[place].add(runs, self._env.now)
         return place
 
     def _drawn(self, costs: Sequence[float]) -> int:
@@ -196,15 +323,13 @@ class DynamoKv(RandomRouter):
         sent = self._sent[place].pop(request.request_id, None)
         if sent is None:
             return  # the engine was gone in between
-        self._computing[place].pop(request.request_id, None)
-        held = self._blocks[place]
-        for each in sent.hashes:
-            held[each] -= 1
-            if not held[each]:
-                del held[each]
+        self._let_go(place, sent.request)
+        self._blocks[place].remove(sent.runs)
 
     def _forget(self, place: int) -> None:
         self._blocks[place].clear()
         self._sent[place].clear()
         self._computing[place].clear()
+        self._computed[place].clear()
+        self._num_computing[place] = 0
         self._routed[place].clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.balancer import Load
-from sim.engine.routers.block_index import BlockIndex, prompt_hashes
+from sim.engine.routers.block_index import BlockIndex, Run, prompt_runs
 from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
 
@@ -40,8 +40,8 @@ class LlmD(RandomRouter):
     stream
         Draws among equals.
     num_gpu_blocks
-        By place, blocks of an engine's pool: so many hashes are remembered of it, each
-        of a larger block.
+        By place, blocks of an engine's pool: so many of the index's, which are larger,
+        are remembered of it.
     block_size
         Of the engines; blocks of the index have at least `LEAST_BLOCK_TOKENS` tokens.
     cached_blocks
@@ -56,7 +56,7 @@ class LlmD(RandomRouter):
         Leading blocks of a prompt that are looked at; by default those of
         `MOST_HASHED_TOKENS`.
     lru_capacity
-        Hashes that are remembered of an engine, by default as many as it has blocks.
+        Blocks that are remembered of an engine, by default as many as it has blocks.
     queue_weight, kv_cache_weight, prefix_weight
         Of the scores.
 
@@ -153,30 +153,30 @@ class LlmD(RandomRouter):
 
     def cached_tokens(self, request: Request) -> list[int]:
         """Return by place how many leading tokens it is believed to have."""
-        matched = self.num_matched(request, self._hashes(request))
+        matched = self.num_matched(request, self._runs(request))
         return [each * self.block_tokens for each in matched]
 
-    def num_matched(self, request: Request, hashes: Sequence[int]) -> list[int]:
+    def num_matched(self, request: Request, runs: Sequence[Run]) -> list[int]:
         """Return by place how many of a prompt's blocks it is believed to have."""
         if self._cached_blocks is None:
-            return self.index.num_matched(hashes)
+            return self.index.num_matched(runs)
         size, most = self._block_size, self._num_blocks(request)
         cached = self._cached_blocks(request)
         return [min(each * size // self.block_tokens, most) for each in cached]
 
-    def _hashes(self, request: Request) -> list[int]:
+    def _runs(self, request: Request) -> list[Run]:
         """Return the blocks that are looked up in the index, if that is asked."""
         if self._cached_blocks is not None:
             return []
-        return prompt_hashes(request, self.block_tokens, self._most_tokens)
+        return prompt_runs(request, self.block_tokens, self._most_tokens)
 
     def _num_blocks(self, request: Request) -> int:
         num_tokens = min(request.num_prompt_tokens, self._most_tokens)
         return num_tokens // self.block_tokens
 
-    def scores(self, request: Request, hashes: Sequence[int]) -> list[float]:
-        """Return by place the sum for a prompt with these block hashes."""
-        matched = self.num_matched(request, hashes)
+    def scores(self, request: Request, runs: Sequence[Run]) -> list[float]:
+        """Return by place the sum for a prompt of these runs."""
+        matched = self.num_matched(request, runs)
         if not any(matched):
             return self._without_prefix
         num_blocks = self._num_blocks(request)
@@ -186,8 +186,8 @@ class LlmD(RandomRouter):
         ]
 
     def _pick(self, request: Request) -> int:
-        hashes = self._hashes(request)
-        scores = self.scores(request, hashes)
+        runs = self._runs(request)
+        scores = self.scores(request, runs)
         if scores is not self._without_prefix:
             places = self._best(scores)
         else:
@@ -195,7 +195,7 @@ class LlmD(RandomRouter):
                 self._best_without_prefix = self._best(scores)
             places = self._best_without_prefix
         place = places[self._draw(len(places))]
-        self.index.add(hashes, place)
+        self.index.add(runs, place)
         return place
 
     def _best(self, scores: Sequence[float]) -> list[int]:
