@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sim.costs.ahead import HostAhead
     from sim.costs.base import BatchTotal, CostModel, DecodeEnds
     from sim.costs.parts import Columns, Line, SteadyDecodes
+
+
+_MANY_STEPS: Final = 128
+"""From so many on an array of them is quicker than a loop."""
 
 
 # -- what a loop asks for ------------------------------------------------------------
@@ -186,8 +190,11 @@ def _line_ends_ahead(
     least_s = _least_s(steady, line) - prepare_s
     total_s = partial(_late_total, steady)
     one_by_one = _ends_ahead_by(total_s, num_decodes, 0.0, prepare_s)
+    at_once = _ends_at_once(steady, line, num_decodes, 1, prepare_s, one_by_one)
 
     def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        if num_steps >= _MANY_STEPS and until_s - now_s > _MANY_STEPS * least_s:
+            return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
         append, end_s = ends_s.append, now_s
         first = context - start
@@ -295,8 +302,11 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
     _, value_s, slope_s, start, *_ = line
     least_s = _least_s(steady, line)
     one_by_one = _ends_by(partial(_late_total, steady), num_decodes)
+    at_once = _ends_at_once(steady, line, num_decodes, 0, 0.0, one_by_one)
 
     def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        if num_steps >= _MANY_STEPS and until_s - now_s > _MANY_STEPS * least_s:
+            return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
         append, end_s = ends_s.append, now_s
         first = context - start
@@ -312,6 +322,36 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
         return one_by_one(context, num_steps, now_s, until_s)
 
     return ends if slope_s >= 0.0 < least_s else one_by_one
+
+
+def _ends_at_once(  # noqa: PLR0917 - the parts of a line
+    steady: SteadyDecodes,
+    line: Line,
+    num_decodes: int,
+    num_ahead: int,
+    prepare_s: float,
+    one_by_one: DecodeEnds,
+) -> DecodeEnds:
+    """Return the same ends of many steps of a line, added up in an array."""
+    gemm_s, head_s, allreduce_s, host_s, *_ = steady
+    _, value_s, slope_s, start, *_ = line
+    least_s = _least_s(steady, line) - prepare_s
+
+    def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        most = (until_s - now_s) / least_s
+        num = num_steps if most >= num_steps else min(num_steps, int(most) + 2)
+        first = context - start
+        ahead = np.arange(first, first + num * num_decodes, num_decodes)
+        decode_s = value_s + slope_s * ahead
+        lengths_s = gemm_s + decode_s + head_s + allreduce_s + host_s - prepare_s
+        ends_s = np.add.accumulate(np.append(now_s, lengths_s))[1:]
+        num_before = int(ends_s.searchsorted(until_s))
+        found: list[float] = ends_s[: num_before + 1 + num_ahead].tolist()
+        if found[-1] + least_s > found[-1]:
+            return found
+        return one_by_one(context, num_steps, now_s, until_s)
+
+    return ends
 
 
 def _least_s(steady: SteadyDecodes, line: Line) -> float:

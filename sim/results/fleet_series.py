@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.results import schema
 from sim.results.columns import Texts
-from sim.results.step_table import span_columns, spans_s
+from sim.results.step_table import engines_in, span_columns, spans_s
 from sim.results.table import ResultTable
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _queues(
     waiting = np.zeros_like(running)
     columns = ("num_running", "num_waiting", "engine", *span_columns(steps))
     for batch in steps.batches(tuple(dict.fromkeys(columns))):
-        for place in np.unique(batch["engine"]):
+        for place in engines_in(batch["engine"]):
             is_own = batch["engine"] == place
             own = (
                 batch

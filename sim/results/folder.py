@@ -146,7 +146,7 @@ class RunFolder:
         table = self.config.get("engine")
         return table if isinstance(table, dict) else {}
 
-    @property
+    @cached_property
     def step_table(self) -> ParquetSteps:
         return ParquetSteps(self.directory / "steps.parquet")
 

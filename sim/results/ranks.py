@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sim.results import schema
 from sim.results.recorder import Recording
-from sim.results.step_table import MemorySteps
+from sim.results.step_table import MemorySteps, ParquetSteps
 from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies
 from sim.results.totals import StepTotals
@@ -259,7 +259,7 @@ class RankedRecording(Recording):
     def of_rank(self) -> tuple[Recording, ...]:
         return self.parts
 
-    @property
+    @cached_property
     def itl(self) -> InterTokenLatencies:
         """Inter-token latencies of served requests, of all ranks."""
         return _Joined([each.itl for each in self.of_rank])
@@ -270,8 +270,8 @@ class _Joined(InterTokenLatencies):
         super().__init__(parts[0].steps, parts[0].streaks)
         self._parts = parts
 
-    def _read(self) -> Iterator[tuple[Floats, Integers]]:
-        for part in self._parts:
+    def batches(self) -> Iterator[tuple[Floats, Integers]]:
+        for part in self._parts:  # each keeps its own
             yield from part.batches()
 
 
@@ -328,10 +328,17 @@ def _taken(arrow: pa.Table, rows: Any, kinds: Mapping[str, str]) -> ResultTable:
 class RankSteps:
     """The steps of one rank, in order, out of a table of all."""
 
-    def __init__(self, steps: StepTable, rank: int, part: Part = "rank") -> None:
+    def __init__(
+        self, steps: ParquetSteps | MemorySteps, rank: int, part: Part = "rank"
+    ) -> None:
         self._steps = steps
         self._rank = rank
         self._part = part
+
+    @cached_property
+    def _numbers(self) -> Sequence[int]:
+        """The batches that have steps of this rank."""
+        return self._steps.holding(self._part, self._rank)
 
     @property
     def kinds(self) -> Mapping[str, str]:
@@ -343,7 +350,8 @@ class RankSteps:
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
         part = self._part
-        for batch in self._steps.batches([*dict.fromkeys((*columns, part))]):
+        names = [*dict.fromkeys((*columns, part))]
+        for batch in self._steps.pieces(self._numbers, names):
             own = batch[part] == self._rank
             if own.all():
                 yield {name: batch[name] for name in columns}
@@ -373,9 +381,10 @@ def tables_of_rank(found: Recording | RunFolder, rank: int) -> RankTables:
         rows = np.flatnonzero(table[part] == rank)
         return _taken(table.arrow, rows, table.kinds)
 
-    groups, tree = found.group_table, found.tree_table
+    groups, tree, steps = found.group_table, found.tree_table, found.step_table
+    assert isinstance(steps, ParquetSteps | MemorySteps)  # those of all
     return RankTables(
-        RankSteps(found.step_table, rank, part),
+        RankSteps(steps, rank, part),
         own(found.request_table),
         own(found.preemption_table),
         None if groups is None else own(groups),

@@ -8,13 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]
 
 MAX_NUM_SORTED = 1 << 20
 """Values that are sorted at once; more are first narrowed down, which takes 8 MB."""
+
+_LEAST_NUM_COUNTED = 1 << 18
+"""Values that are counted at once: counts of 65,536 digits are added up for each."""
 
 _DIGIT_BITS = 16
 _NUM_DIGITS = 1 << _DIGIT_BITS
@@ -96,7 +99,7 @@ def _narrowed(
     Parts are told apart by the 16 bits above `shift`.
     """
     counts = np.zeros((len(ranges), 2, _NUM_DIGITS))  # values, and their weights
-    for values, weights in batches():
+    for values, weights in _gathered(batches()):
         above = _leading(values, shift + _DIGIT_BITS)
         digits = _leading(values, shift) & np.uint64(_NUM_DIGITS - 1)
         for each, count in zip(ranges, counts, strict=True):
@@ -118,6 +121,27 @@ def _narrowed(
             parts.append(_Range(prefix, int(until[digit] - weight[digit]), inner))
             num_values += int(num[digit])
     return parts, num_values
+
+
+def _gathered(
+    batches: Iterable[tuple[Floats, Weights]],
+) -> Iterator[tuple[Floats, Weights]]:
+    """Yield the same values in batches that are not short, but for the last."""
+    held: list[tuple[Floats, Weights]] = []
+    num_held = 0
+    for batch in batches:
+        held.append(batch)
+        num_held += len(batch[0])
+        if num_held >= _LEAST_NUM_COUNTED:
+            yield _joined(held)
+            held, num_held = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[tuple[Floats, Weights]]) -> tuple[Floats, Weights]:
+    values, weights = zip(*batches, strict=True)
+    return np.concatenate(values), np.concatenate(weights)
 
 
 def _sorted_out(

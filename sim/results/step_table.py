@@ -14,7 +14,7 @@ from sim.results import schema
 from sim.results.table import as_recorded, to_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -68,11 +68,18 @@ def spans_s(
     return spans
 
 
+def engines_in(column: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the values of a column of engines or ranks, which come in long runs."""
+    column = np.asarray(column)
+    is_last = column[:-1] != column[1:]
+    return np.unique(np.append(column[:-1][is_last], column[-1:]))
+
+
 def _spans_by_engine(
     batch: Mapping[str, npt.NDArray[Any]], name: str
 ) -> npt.NDArray[np.float64]:
     spans = np.empty(len(batch[name]))
-    for engine in np.unique(batch[name]):
+    for engine in engines_in(batch[name]):
         is_own = batch[name] == engine
         own = {each: batch[each][is_own] for each in _SPAN}
         spans[is_own] = spans_s(own)
@@ -141,34 +148,65 @@ class ParquetSteps:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._holding: dict[str, dict[int, list[int]]] = {}
 
-    @property
+    @cached_property
     def kinds(self) -> Mapping[str, str]:
         ours = schema.STEPS | schema.AHEAD_STEPS | schema.DRAFT_STEPS
         ours |= schema.RANKS | schema.RANK_STEPS | schema.ENGINES
-        names = pq.read_schema(self.path).names
-        return {name: ours[name] for name in names if name in ours}
+        return {
+            name: ours[name] for name in self._metadata.schema.names if name in ours
+        }
 
     @property
     def num_steps(self) -> int:
-        return int(pq.read_metadata(self.path).num_rows)
-
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        # A buffer ahead of the reader would hold on to the columns of the whole file.
-        with pq.ParquetFile(self.path, pre_buffer=False) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
-                yield _in_numpy(batch, columns)
+        return int(self._metadata.num_rows)
 
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
+        """What stands at the end of the file: of many row groups, long to read."""
         return pq.read_metadata(self.path)
 
+    def _open(self) -> pq.ParquetFile:
+        # A buffer ahead of the reader would hold on to the columns of the whole file.
+        return pq.ParquetFile(self.path, metadata=self._metadata, pre_buffer=False)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        with self._open() as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
+                yield _in_numpy(batch, columns)
+
     def pieces(self, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[Batch]:
-        metadata, names = self._metadata, list(columns)
-        with pq.ParquetFile(self.path, metadata=metadata, pre_buffer=False) as file:
+        names = list(columns)
+        with self._open() as file:
             for number in numbers:
                 for batch in file.iter_batches(BATCH_ROWS, [number], names):
                     yield _in_numpy(batch, columns)
+
+    def holding(self, column: str, value: int) -> Sequence[int]:
+        """Return the numbers of the batches with steps of an engine or a rank.
+
+        Its column is read once for all of them.
+        """
+        if column not in self._holding:
+            with self._open() as file:
+                self._holding[column] = _numbers_by_value(
+                    (number, _in_numpy(batch, (column,))[column])
+                    for number in range(file.num_row_groups)
+                    for batch in file.iter_batches(BATCH_ROWS, [number], [column])
+                )
+        return self._holding[column].get(value, ())
+
+
+def _numbers_by_value(
+    columns: Iterable[tuple[int, npt.NDArray[Any]]],
+) -> dict[int, list[int]]:
+    """Return by value the numbers of the columns that it is in."""
+    found: dict[int, dict[int, None]] = {}
+    for number, column in columns:
+        for value in engines_in(column).tolist():
+            found.setdefault(value, {})[number] = None
+    return {value: [*numbers] for value, numbers in found.items()}
 
 
 def _in_numpy(batch: pa.RecordBatch, columns: Sequence[str]) -> Batch:
@@ -222,6 +260,12 @@ class MemorySteps:
             else:
                 rows = slice(self._begins[number], ends[number])
                 yield {name: self._frame[name].to_numpy()[rows] for name in columns}
+
+    def holding(self, column: str, value: int) -> Sequence[int]:
+        """Return the numbers of the batches with steps of an engine or a rank."""
+        pieces = self.pieces(range(len(self._begins)), (column,))
+        found = _numbers_by_value(enumerate(each[column] for each in pieces))
+        return found.get(value, ())
 
     def frame(self) -> pd.DataFrame:
         """Return all steps; the batches are given up for it, one by one."""

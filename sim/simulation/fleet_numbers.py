@@ -59,7 +59,9 @@ def numbers(
         for place, part, told in zip(places, parts, counters, strict=True):
             name = {"engine": place, "pool": pool.name}
             of_engines.append(name | engine_numbers(part, duration_s) | told)
-        whole = merged(parts, parts[0].step_table, "engine")
+        whole = recording
+        if len(pools) > 1:
+            whole = merged(parts, parts[0].step_table, "engine")
         facts = {
             "pool": pool.name,
             "role": pool.role,

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs import ConstantCost, LinearCost, RooflineCost
+from sim.costs import ConstantCost, LinearCost, RooflineCost, pricing
 from sim.costs import parts as cost_parts
+from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
-from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.costs.pricing import batch_total_of, decode_ends_of, ends_ahead_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind
 from sim.scheduler.batch import BatchShape
@@ -169,6 +170,21 @@ def assert_ends_are_sums(model, num_decodes, context):
     assert bits(ends(context, 1, 1.7, inf)) == bits(expected[:1])
     for until_s in (expected[2], (expected[1] + expected[2]) / 2):
         assert bits(ends(context, 4, 1.7, until_s)) == bits(expected[:3])
+
+
+@every_pricer
+def test_many_steps_end_where_they_end_one_by_one(kind, monkeypatch):
+    model = copy.copy(PRICERS[kind])
+    for ends in (decode_ends_of(model)(3), ends_ahead_of(HostAhead(model), 3)):
+        monkeypatch.undo()
+        monkeypatch.setattr(pricing, "_MANY_STEPS", 10**9)
+        some = ends(900, 300, 1.7, inf)
+        between_s = (some[0] + some[-1]) / 2
+        horizons = (inf, -inf, 1.7, some[0], between_s, *some[-2:])
+        expected = [bits(ends(900, 300, 1.7, until_s)) for until_s in horizons]
+        for least in (1, 4, 128):
+            monkeypatch.setattr(pricing, "_MANY_STEPS", least)
+            assert expected == [bits(ends(900, 300, 1.7, each)) for each in horizons]
 
 
 # -- the same bits as `step` --------------------------------------------------------

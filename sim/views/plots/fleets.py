@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from sim.results.step_table import span_columns, spans_s
+from sim.results.step_table import engines_in, span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def mean_usage(steps: StepTable, num_engines: int, edges_s: Floats) -> Floats:
     """
     held_s = np.zeros((num_engines, len(edges_s) - 1))
     for batch in steps.batches(("kv_cache_usage", *span_columns(steps))):
-        for engine in np.unique(batch["engine"]):
+        for engine in engines_in(batch["engine"]):
             is_own = batch["engine"] == engine
             own = {name: column[is_own] for name, column in batch.items()}
             start_s, spans = own["start_s"], spans_s(own)
