@@ -83,9 +83,7 @@ class ProxyTable(ConfigTable):
         return self
 
 
-def check_flow(
-    kind: str, scheduler: str, given: dict[str, Any], *, is_ahead: bool
-) -> None:
+def check_flow(kind: str, scheduler: str, given: dict[str, Any]) -> None:
     """Refuse what the way does not know in which engines hand prompts on.
 
     Parameters
@@ -94,8 +92,6 @@ def check_flow(
         The way, and whose it is.
     given
         Values of `PAIR_KEYS`; None for what is left out.
-    is_ahead
-        Whether engines form a step ahead.
 
     Raises
     ------
@@ -128,15 +124,7 @@ def check_flow(
             f"links.descriptor_s: SGLang sends slots that lie side by side as one, and "
             f"how they lie is not followed, got {links.descriptor_s}; remove it"
         )
-    if is_ahead and kind not in FLOWS_AHEAD:
-        raise ValueError(
-            "async_scheduling: overlap scheduling is not built where SGLang's prefill "
-            "and decode are apart; leave it out"
-        )
 
-
-FLOWS_AHEAD: Final = frozenset({"nixl"})
-"""Flows of which both engines may schedule a step ahead, as they do by default."""
 
 PAIR_KEYS: Final = {
     "links": "they connect prefill and decode pools",

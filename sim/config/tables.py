@@ -13,7 +13,7 @@ from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
-from sim.config.pairs import FLOWS_AHEAD, PAIR_KEYS, check_flow
+from sim.config.pairs import PAIR_KEYS, check_flow
 from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -97,7 +97,7 @@ class RunConfig(ConfigTable):
             )
         given = {key: getattr(fleet, key) for key in PAIR_KEYS}
         try:
-            check_flow(own.kv_flow, name, given, is_ahead=engine.schedules_ahead)
+            check_flow(own.kv_flow, name, given)
         except ValueError as error:
             raise ValueError(f"fleet.{error}") from error
 
@@ -141,12 +141,6 @@ class RunConfig(ConfigTable):
         engine = self.engine
         if pool.engine:
             engine = EngineConfig.model_validate(engine.model_dump() | pool.engine)
-        if (
-            pool.role != "serve"
-            and engine.async_scheduling is None
-            and engine.generation.kv_flow not in FLOWS_AHEAD
-        ):
-            engine = engine.model_copy(update={"async_scheduling": False})
         return engine
 
     def to_yaml(self) -> str:

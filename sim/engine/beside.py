@@ -30,7 +30,12 @@ class Beside(ABC):
     ----------
     wake
         Wakes the engine; it sets this.
+    drains
+        Whether, as of the latest `may_rest`, there is nothing to form, but outputs of
+        steps in flight are to come.
     """
+
+    drains = False
 
     def __init__(self, scheduler: ConnectorScheduler) -> None:
         self.scheduler = scheduler

@@ -100,6 +100,10 @@ class Stages:
         """How much longer steps would have taken one after the other."""
         return self._overlapped_s + self.hidden_ns / 1e9
 
+    def hold_host(self, until_s: float) -> None:
+        """Let the host form no batch before then."""
+        self._ready_s = max(self._ready_s, until_s)
+
     def end_s(self, now_s: float, shape: BatchShape, total_s: float) -> float:
         """Let a batch enter; return when its output is there.
 

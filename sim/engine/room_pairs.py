@@ -29,7 +29,7 @@ class RoomPairs(TwoPools):
                           +--> decoder: gives it slots, waits, and decodes
 
     Both are chosen when a request comes, the prefiller first. Where one of them is gone
-    the other one lets go of it.
+    the other one lets go of it. Where both die, the first says what becomes of it.
 
     Notes
     -----
@@ -88,13 +88,15 @@ class RoomPairs(TwoPools):
     def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
         room = self._rooms.pop(request.request_id)
         self._close(room)
-        if not room.begins_again:
+        if room.begins_again is None:
             super()._ended(place, then, request)
             return
-        Engines._ended(self, place, None, request)
-        self._begin_again(request, then)
+        Engines._ended(self, place, None if room.begins_again else then, request)
+        if room.begins_again:
+            self._begin_again(request, then)
         if self.roster.states[place] is ReplicaState.DRAINING:
             self._end_drained(place)
+        self._look_for_end()
 
     def _begin_again(self, request: Request, then: OnEnd | None) -> None:
         """Let a request begin again when its prompt has left, which has its number."""
@@ -139,7 +141,8 @@ class RoomPairs(TwoPools):
         for prompt in side.scheduler.in_flight:
             self.router.ended(prompt, place)
         for room in [*self._rooms.values()]:
-            if room.source is side and not (room.has_arrived or room.is_closed):
+            is_taken = room.has_arrived or room.is_closed or room.target.is_dead
+            if room.source is side and not is_taken:
                 self._fail(room, place)
 
     def _fail(self, room: Meeting, place: int) -> None:

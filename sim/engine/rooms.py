@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel, StepCost
     from sim.engine.network import Flow, Network
+    from sim.engine.pipeline import BatchQueue
     from sim.engine.pulls import PullRules
     from sim.results.pulls import PullLog
     from sim.scheduler.base import SchedulerOutput
@@ -33,7 +35,7 @@ class Meeting(Room):
     is_closed
         Whether nothing of it is wanted any more.
     begins_again
-        Whether the request begins again, as its prefiller has died.
+        Whether the request begins again, as its prefiller has died; None if it has not.
     then
         What waits until the prompt has left its engine.
     """
@@ -47,7 +49,7 @@ class Meeting(Room):
     end_s: float = float("nan")
     has_failed: bool = False
     is_closed: bool = False
-    begins_again: bool = False
+    begins_again: bool | None = None
     then: Callable[[], object] = nothing
 
 
@@ -76,9 +78,13 @@ class RoomSteps(Beside):
     def __init__(self, scheduler: Any, cost_model: CostModel, place: int) -> None:
         super().__init__(scheduler)
         self._cost_model = cost_model
+        self._batches: BatchQueue | None = None
         self.place = place
         self.is_dead = False
         self.on_free: Callable[[], object] = nothing
+
+    def join(self, batches: Any) -> None:
+        self._batches = batches
 
     @property
     def has_news(self) -> bool:
@@ -96,6 +102,16 @@ class RoomSteps(Beside):
     def holds(self) -> bool:
         """Whether it keeps slots for another engine; `on_free` tells the end."""
         return False
+
+    def may_rest(self, now_s: float) -> bool:
+        is_in_flight = self._batches is not None and self._batches.has_steps
+        rests = self._look(now_s)
+        self.drains = rests and is_in_flight
+        return rests and not is_in_flight
+
+    @abstractmethod
+    def _look(self, now_s: float) -> bool:
+        """Look around in the rooms; return whether there is no batch to form."""
 
     def form(self, now_s: float) -> tuple[int, ...]:
         return self.schedule(now_s).shape[:6]
@@ -173,7 +189,7 @@ class SenderSteps(RoomSteps):
     def holds(self) -> bool:
         return bool(self.scheduler.in_flight)
 
-    def may_rest(self, now_s: float) -> bool:
+    def _look(self, now_s: float) -> bool:
         self.report(now_s)
         return self.scheduler.rests()
 
@@ -294,7 +310,7 @@ class ReceiverSteps(RoomSteps):
         met_s = self._met_s.setdefault(source, now_s + self._handshake_s)
         return max(met_s, now_s)
 
-    def may_rest(self, now_s: float) -> bool:
+    def _look(self, now_s: float) -> bool:
         rests = self.scheduler.rests(now_s)
         self._tell(now_s)
         return rests
@@ -302,6 +318,9 @@ class ReceiverSteps(RoomSteps):
     def schedule(self, now_s: float) -> SchedulerOutput:
         output = self.scheduler.schedule(now_s)
         self._tell(now_s)
+        if self._batches is not None and not output.num_batched_tokens:
+            # all that a prebuilt batch takes is the host's, and no step hides it
+            self._batches.hold_host(now_s + self.step(output.shape).total_s)
         return output
 
     def _tell(self, now_s: float) -> None:

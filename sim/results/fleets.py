@@ -141,7 +141,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 else f"{pool['num_prompts']:,} prompts for others"
             )
             text = (
-                f"{pool['replicas']} engines, {served}, KV cache usage "
+                f"{pool['replicas']} engine{'s' * (pool['replicas'] != 1)}, {served}, "
+                f"KV cache usage "
                 f"{pool['kv_cache_usage_mean']:.1%}, {pool['num_preemptions']:,} "
                 f"preemptions"
             )

@@ -224,5 +224,10 @@ def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{moved['num_transfers']:,}, {moved['num_bytes'] / 1e9:,.1f} GB, mean "
             f"{moved['mean_transfer_ms']:,.1f} ms; {moved['num_in_flight_mean']:.2f} "
             f"under way, {moved['num_in_flight_max']:,} at most; "
-            f"{moved['num_failed']:,} failed, {moved['num_expired']:,} leases ended",
+            f"{moved['num_failed']:,} failed"
+            + (
+                f", {moved['num_expired']:,} leases ended"
+                if "num_expired" in moved
+                else ""
+            ),
         )

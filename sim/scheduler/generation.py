@@ -102,7 +102,7 @@ class Parts:
     ahead: Any = None
     speculative: type | None = None
     connected: Callable[..., Any] | None = None
-    queued_connected: type | None = None
+    queued_connected: Callable[..., Any] | None = None
     ahead_connected: Any = None
     clocked: Any = None
 

@@ -70,7 +70,7 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     ),
     _S.RUNNING: _SERVED | {_S.PREEMPTED, _S.SWAPPED, _S.FINISHED_ABORTED},
     # Two generations ignore what has grown too long to be computed or swapped in again.
-    # Or gets its last token of a step that was in flight when it was preempted.
+    # Or both get their last token of a step that was in flight when that happened.
     _S.PREEMPTED: _SERVED
     | {
         _S.RUNNING,
@@ -78,7 +78,7 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
         _S.FINISHED_REJECTED,
         _S.FINISHED_ABORTED,
     },
-    _S.SWAPPED: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
+    _S.SWAPPED: _SERVED | {_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED},
     _S.WAITING_FOR_REMOTE_KVS: frozenset(
         {_S.WAITING, _S.PREEMPTED, _S.FINISHED_ERROR, _S.FINISHED_ABORTED}
     ),

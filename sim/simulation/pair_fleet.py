@@ -206,6 +206,13 @@ class RoomFleet(PairFleet):
         handshake_s = links.handshake_s
         return ReceiverSteps(scheduler, cost_model, place, handshake_s, self._log)
 
+    def numbers(
+        self, recording: Recording, engines: Engines, duration_s: float
+    ) -> dict[str, Any]:
+        found = super().numbers(recording, engines, duration_s)
+        del found["transfers"]["num_expired"]  # slots are held until they are sent
+        return found
+
 
 PAIR_FLEETS: Final[Mapping[str, type[PairFleet]]] = MappingProxyType(
     {"nixl": PairFleet, "sglang": RoomFleet}

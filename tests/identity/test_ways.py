@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FEW = (
     *("agents", "deepseek_ranks", "fleet_autoscaler", "fleet_death"),
-    *("speculative_chat", "chat_offloading"),
+    *("speculative_chat", "chat_offloading", "fleet_sglang_pd"),
 )
 PRODUCT = tuple(str(ROOT / name) for name in ("cache", "sim", "workloads"))
 

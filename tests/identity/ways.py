@@ -45,6 +45,7 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet_death": ("workload.synthetic.num_requests=300",),
     "fleet_prefill_decode": ("workload.trace.limit=300",),
     "fleet_prefix": ("workload.trace.limit=1000",),
+    "fleet_sglang_pd": ("workload.preset.num_requests=200",),
     "mooncake_conversation": ("workload.trace.limit=1000",),
     "plan_chat": (
         "workload.resample.num_windows=4",

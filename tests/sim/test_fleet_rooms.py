@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.config.tables import parse_config
+from sim.config.tables import load_config, parse_config
+from sim.costs.ahead import HostAhead
 from sim.engine.engines import Engines
 from sim.engine.rooms import SenderSteps
 from sim.errors import ConfigError
@@ -17,9 +18,12 @@ from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.sglang.decode import DecodeScheduler
 from sim.scheduler.sglang.prefill import PrefillScheduler
+from sim.scheduler.sglang.requests import Mode
 from sim.scheduler.sglang.rooms import Room
 from sim.scheduler.sglang.settings import Disaggregation, Settings
 from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
+from tests.shared import ROOT
 from tests.sim.build import request_from_spec, spec
 from tests.sim.test_fleet_pairs import comings_and_goings, event, fleet_of
 from tests.sim.test_fleet_run import SESSIONS, data_of
@@ -216,6 +220,108 @@ def test_a_prompt_is_sent_by_whole_pages_and_held_until_then() -> None:
     scheduler.check()
 
 
+# -- a step ahead ----------------------------------------------------------------------
+
+
+def tokens_of(scheduler: Any, output: Any) -> list[Request]:
+    """Let a batch that was in flight end; return what got a token."""
+    requests: list[Request] = scheduler.deliver(output).requests
+    ended: list[Request] = []
+    for request in requests:
+        request.num_tokens += 1
+        if request.num_tokens == request.oracle_num_tokens:
+            request.move_to(RequestStatus.FINISHED_STOPPED)
+            ended.append(request)
+    scheduler.update(ended)
+    return requests
+
+
+def test_decodes_are_formed_before_first_tokens_are_told() -> None:
+    """One that ends with its first token has a slot of the next batch, in vain."""
+    scheduler = decoder(0, overlap=True)
+    requests = [arriving(0, 10, 5), arriving(1, 20, 1)]
+    for request in requests:
+        scheduler.add_request(request)
+        room_of(request).has_arrived = True
+    assert not scheduler.rests(0.0)
+    prebuilt = scheduler.schedule(0.0)
+    assert (prebuilt.mode, prebuilt.shape) == (Mode.PREBUILT, EMPTY_SHAPE)
+    decodes = scheduler.schedule(1.0)
+    assert decodes.shape == BatchShape(2, 32, 0, 0, 0, 0)
+    assert tokens_of(scheduler, prebuilt) == requests
+    assert scheduler.cache_usage().num_physical_blocks == 11
+    later = scheduler.schedule(2.0)
+    assert later.shape == BatchShape(1, 12, 0, 0, 0, 0)
+    assert tokens_of(scheduler, decodes) == requests[:1]
+    assert scheduler.num_wasted_tokens == 1
+    scheduler.check()
+
+
+def test_a_first_token_counts_before_it_is_told() -> None:
+    """Both have one output, so that the longer prompt goes; its token is told."""
+    scheduler = decoder(0, max_total_num_tokens=41, overlap=True)
+    short, long = arriving(0, 10, 20), arriving(1, 30, 1)
+    for request in (short, long):
+        scheduler.add_request(request)
+        room_of(request).has_arrived = True
+    assert not scheduler.rests(0.0)
+    prebuilt = scheduler.schedule(0.0)
+    decodes = scheduler.schedule(1.0)
+    (preemption,) = decodes.preemptions
+    assert (preemption.request, preemption.num_blocks_moved) == (long, 30)
+    assert tokens_of(scheduler, prebuilt) == [short, long]
+    assert long.status is RequestStatus.FINISHED_STOPPED  # which it was with that token
+    assert (scheduler.num_running, scheduler.num_swapped) == (1, 0)
+    scheduler.check()
+
+
+def test_a_token_in_flight_of_what_is_retracted_is_computed_again() -> None:
+    """Four of 20 and six decodes fill 104; the outputs of the sixth are under way."""
+    scheduler = decoder(0, max_total_num_tokens=104, overlap=True)
+    requests = [arriving(number, 20, 20) for number in range(4)]
+    for request in requests:
+        scheduler.add_request(request)
+        room_of(request).has_arrived = True
+    assert not scheduler.rests(0.0)
+    in_flight = scheduler.schedule(0.0)
+    for now_s in range(1, 7):
+        output = scheduler.schedule(float(now_s))
+        assert not output.preemptions
+        assert tokens_of(scheduler, in_flight) == requests
+        in_flight = output
+    output = scheduler.schedule(7.0)
+    (preemption,) = output.preemptions
+    victim = preemption.request
+    assert (victim.num_output_tokens, preemption.num_blocks_moved) == (6, 25)
+    assert victim not in tokens_of(scheduler, in_flight)
+    assert victim.num_output_tokens == 6
+    scheduler.check()
+
+
+def test_a_chunk_is_sent_when_its_batch_has_ended() -> None:
+    side = Disaggregation("prefill")
+    limits = LIMITS | {"page_size": 16, "chunked_prefill_size": 48, "overlap": True}
+    scheduler = PrefillScheduler(Settings(**limits, kv_transfer=side))
+    prompt = arriving(0, 100, 1)
+    room_of(prompt).is_allocated = True
+    scheduler.add_request(prompt)
+    assert not scheduler.rests()
+    sent: list[list[tuple[int, bool]]] = []
+    in_flight = scheduler.schedule(0.0)
+    for now_s in (1.0, 2.0):
+        output = scheduler.schedule(now_s)
+        assert not tokens_of(scheduler, in_flight)
+        in_flight = output
+        sent.append([(send.num_pages, send.is_last) for send in scheduler.sends])
+    assert scheduler.rests()  # nothing is left to form
+    assert tokens_of(scheduler, in_flight) == [prompt]
+    sent.append([(send.num_pages, send.is_last) for send in scheduler.sends])
+    assert sent[-1] == [(3, False), (3, False), (1, True)]
+    assert [len(each) for each in sent] == [1, 2, 3]
+    assert scheduler.in_flight.keys() == {prompt}
+    scheduler.check()
+
+
 # -- runs ------------------------------------------------------------------------------
 
 
@@ -247,10 +353,16 @@ def checked(simulation: Simulation) -> Results:
     return results
 
 
-def test_a_lone_request_takes_what_its_parts_take() -> None:
-    """A prompt of five chunks, of which the last 44 tokens go when it is computed."""
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_lone_request_takes_what_its_parts_take(*, is_ahead: bool) -> None:
+    """A prompt of five chunks, of which the last 44 tokens go when it is computed.
+
+    A step ahead the first token comes when the host has prepared the step behind it:
+    nothing runs meanwhile, so that the host is not hidden.
+    """
     links = {"bytes_per_s": 2e10, "latency_s": 1e-4, "handshake_s": 0.02}
-    data = data_of(TIGHT | {"max_num_batched_tokens": 64}, fleet_of(1, 1, links=links))
+    engine = TIGHT | {"max_num_batched_tokens": 64, "async_scheduling": is_ahead}
+    data = data_of(engine, fleet_of(1, 1, links=links))
     data["workload"]["synthetic"] |= {
         "num_requests": 1,
         "prompt_tokens": {"kind": "fixed", "tokens": 300},
@@ -259,17 +371,19 @@ def test_a_lone_request_takes_what_its_parts_take() -> None:
     simulation = Simulation(parse_config(data))
     results = checked(simulation)
     request, pool = results.requests.iloc[0], simulation.pools[0]
-    fixed_s, empty_s = 1e-4, simulation.cost_model.step(EMPTY_SHAPE).total_s
+    model = simulation.cost_model
+    fixed_s, empty_s = 1e-4, model.step(EMPTY_SHAPE).total_s
+    host_s = model.split(empty_s, 1)[0] if isinstance(model, HostAhead) else 0.0
     last_s = fixed_s + 44 * pool.capacity.block_bytes / 2e10
     assert request["ttft_queue_s"] == pytest.approx(0.02)  # until they have met
     assert request["ttft_transfer_s"] == pytest.approx(last_s)
-    assert request["ttft_decode_s"] == pytest.approx(empty_s)
+    assert request["ttft_decode_s"] == pytest.approx(empty_s + host_s)
     assert request["num_transferred_tokens"] == 300
     assert request["num_output_tokens"] == 3
     pulls = results.recording.transfer_table
     assert pulls is not None
     shape = BatchShape(0, 0, 1, 64, 64, 64 * 65 // 2)
-    first_s = simulation.cost_model.step(shape).total_s
+    first_s = model.step(shape).total_s + (host_s - empty_s) * is_ahead
     assert pulls["begin_s"][0] == pytest.approx(request["arrival_s"] + 0.02 + first_s)
 
 
@@ -280,6 +394,7 @@ def test_each_request_goes_to_two_engines() -> None:
     assert requests["request_id"].tolist() == list(range(60))
     assert set(requests["engine"]) == {2, 3}
     assert set(requests["prefill_engine"]) == {0, 1}
+    assert "leases" not in str(results)
     parts = ["queue", "prefill", "transfer", "decode"]
     split = requests[[f"ttft_{part}_s" for part in parts]]
     assert split.sum(axis=1).to_numpy() == pytest.approx(requests["ttft_s"])
@@ -338,6 +453,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], float]:
         "page_size": draw(st.sampled_from([1, 4, 16])),
         "max_num_seqs": draw(st.sampled_from([4, 16, 64])),
         "max_num_batched_tokens": draw(st.sampled_from([64, 512])),
+        "async_scheduling": draw(st.booleans()),
     }
     return fleet, engine, draw(st.sampled_from([0.0, 0.3, 3.0]))
 
@@ -380,6 +496,47 @@ def test_a_prefiller_dies_while_it_sends() -> None:
         assert (summary["num_retried"] > 0) is (fate == "retry")
 
 
+@pytest.mark.parametrize("is_decoder_first", [False, True])
+def test_of_two_deaths_the_first_says_what_becomes_of_a_request(
+    *, is_decoder_first: bool
+) -> None:
+    deaths = [event(0.6, "die", 0, requests="lose"), event(0.6, "die", 2)]
+    fleet = fleet_of(
+        links={"bytes_per_s": 1e8},
+        events=deaths[::-1] if is_decoder_first else deaths,
+        connector={"num_reserved_decode_tokens": 64},
+    )
+    results = checked(simulation_of(fleet, TIGHT | {"max_total_tokens": 800}, 40, 40.0))
+    summary = results.summary
+    assert min(summary["num_lost"], summary["num_retried"]) > 0
+    assert summary["completed"] + summary["num_lost"] == 40
+    lost = results.requests["status"] == "finished_aborted"
+    assert lost.sum() == summary["num_lost"]
+
+
+@pytest.mark.slow
+def test_the_page_tells_what_the_example_shows() -> None:
+    page = " ".join((ROOT / "docs/fleets.md").read_text(encoding="utf-8").split())
+    for name, overrides in {
+        "as it is": [],
+        "`num_reserved_decode_tokens: 64`": [
+            "fleet.connector.num_reserved_decode_tokens=64"
+        ],
+        "two decoders": ["fleet.pools.decode.replicas=2"],
+    }.items():
+        config = load_config(ROOT / "examples/fleet_sglang_pd.yaml", overrides)
+        told = simulate(config).summary
+        (pool,) = (each for each in told["pools"] if each["role"] == "decode")
+        cells = (
+            name,
+            f"{told['ttft_split']['queue']['mean_queue_ms']:,.0f} ms",
+            f"{told['mean_ttft_ms']:,.0f}, {told['p99_ttft_ms']:,.0f} ms",
+            f"{told['mean_tpot_ms']:.0f} ms",
+            f"{pool['kv_cache_usage_max']:.0%}".replace("%", " %"),
+        )
+        assert f"| {' | '.join(cells)} |" in page
+
+
 # -- misuse --------------------------------------------------------------------------
 
 
@@ -406,7 +563,6 @@ def test_a_prefiller_dies_while_it_sends() -> None:
             {},
             "links.descriptor_s: SGLang sends slots that lie side by side as one",
         ),
-        (fleet_of(), {"async_scheduling": True}, "overlap scheduling is not built"),
     ],
 )
 def test_refused(fleet: dict[str, Any], engine: dict[str, Any], line: str) -> None:

@@ -30,7 +30,8 @@ class FlightSteps(WholeSteps):
         self._of_step = 0
 
     def look(self) -> Steps:
-        self.drains = not self._has_work()
+        beside = self._owner.beside
+        self.drains = not self._has_work() or (beside is not None and beside.drains)
         return self
 
     def _end_s(self, now_s: float, total_s: float) -> float:

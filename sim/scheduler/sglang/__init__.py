@@ -33,6 +33,7 @@ def _parts() -> Parts:
         ahead=ClockedSglangScheduler,
         clocked=ClockedSglangScheduler,
         connected=_one_side,
+        queued_connected=_one_side,
     )
 
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from cache.errors import require
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.sglang.prefill import APART, apart
-from sim.scheduler.sglang.requests import Mode, ScheduleBatch
+from sim.scheduler.sglang.requests import Mode, ScheduleBatch, SglangOutput
 from sim.scheduler.sglang.rooms import room_of
 from sim.scheduler.sglang.scheduler import SglangScheduler
 from sim.scheduler.sglang.settings import CLIP_MAX_NEW_TOKENS
+from sim.scheduler.v1.in_flight import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
-    from sim.scheduler.sglang.requests import Entry, SglangOutput
+    from sim.scheduler.sglang.requests import Entry
     from sim.scheduler.sglang.settings import Settings
 
 _WAITING, _LOADING = RequestStatus.WAITING, RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -50,7 +52,7 @@ class DecodeScheduler(SglangScheduler):
 
     Notes
     -----
-    Source: SGLang 0.5.9, ``disaggregation/decode.py``, without overlap.
+    Source: SGLang 0.5.9, ``disaggregation/decode.py``.
     """
 
     stepwise_reason = APART
@@ -166,6 +168,7 @@ class DecodeScheduler(SglangScheduler):
             self.transferring = [e for e in self.transferring if e not in arrived]
             self.arrived += arrived
             for entry in arrived:
+                entry.num_received_outputs = 1
                 entry.request.move_to(_WAITING)
                 self.joined.append(entry.request)
 
@@ -289,6 +292,19 @@ class DecodeScheduler(SglangScheduler):
             self.holdings.admit(entry, self._now_s)
             request.num_cached_tokens = room_of(request).num_cached_tokens
         return ScheduleBatch(taken, mode=Mode.PREBUILT)
+
+    def deliver(self, output: SchedulerOutput) -> Delivery:
+        if not isinstance(output, SglangOutput) or output.mode is not Mode.PREBUILT:
+            return super().deliver(output)
+        # a first token counts, also of those that were retracted since
+        self._processing = output, [entry for entry, _, _ in output.entries]
+        first = [each for each in output.scheduled if not each.status.is_finished]
+        return Delivery(first, [], [])
+
+    def _end(self, entry: Entry) -> None:
+        if entry.slot < 0:  # retracted, with its first and last token under way
+            self.retracted.remove(entry)
+        super()._end(entry)
 
     def _retract(self, output: SglangOutput) -> None:
         super()._retract(output)

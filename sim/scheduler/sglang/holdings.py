@@ -221,7 +221,7 @@ class Holdings:
         """
         before, num_moved = self.num_used_tokens, 0
         if self._copies:
-            num_moved = -(-entry.table.num_stored_tokens // self._page_size)
+            num_moved = -(-(entry.num_tokens - 1) // self._page_size)
         self.release(entry)
         self.cache.make_room(num_left * RETRACT_DECODE_STEPS)
         after = self.num_used_tokens

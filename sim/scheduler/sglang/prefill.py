@@ -10,7 +10,7 @@ from sim.scheduler.sglang.rooms import Send, room_of
 from sim.scheduler.sglang.scheduler import SglangScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
@@ -30,7 +30,7 @@ class PrefillScheduler(SglangScheduler):
         queue           as ever; nothing decodes beside
         in_flight       computed, and sent to the decoder; then the tree may evict it
 
-    A chunk is sent, as far as its pages are full, when the next one is formed, and the
+    A chunk is sent, as far as its pages are full, when it has been computed, and the
     rest with the first token.
 
     Attributes
@@ -42,7 +42,7 @@ class PrefillScheduler(SglangScheduler):
 
     Notes
     -----
-    Source: SGLang 0.5.9, ``disaggregation/prefill.py``, without overlap.
+    Source: SGLang 0.5.9, ``disaggregation/prefill.py``.
     """
 
     stepwise_reason = APART
@@ -104,7 +104,6 @@ class PrefillScheduler(SglangScheduler):
         self.running_batch.is_full = False
         if self.chunked is not None:
             self.holdings.share(self.chunked, is_chunk=True)
-            self._send(self.chunked, is_last=False)
         return self._prefill_batch(output)
 
     def _num_admissible(self, num_running: int) -> int:
@@ -113,12 +112,23 @@ class PrefillScheduler(SglangScheduler):
 
     # -- prompts that are sent --------------------------------------------------
 
-    def _send(self, entry: Entry, *, is_last: bool) -> None:
-        num_tokens, size = entry.num_fill_tokens, self.settings.page_size
+    def update(self, finished: Sequence[Request]) -> None:
+        assert self._processing is not None
+        output, _ = self._processing
+        super().update(finished)
+        for entry, num_before, num_new in output.entries:
+            if entry is output.chunked:
+                self._send(entry, num_before + num_new, is_last=False)
+
+    def _send(self, entry: Entry, num_tokens: int, *, is_last: bool) -> None:
+        """Send what was computed of a prompt, unless it was withdrawn."""
+        if entry.is_ended:
+            return
+        size = self.settings.page_size
         num_pages = -(-num_tokens // size) if is_last else num_tokens // size
         num_new = num_pages - self._num_sent[entry]
         self._num_sent[entry] = num_pages
-        if num_new and not entry.is_ended:
+        if num_new:
             self.sends.append(Send(entry.request, num_new, is_last))
 
     def _end(self, entry: Entry) -> None:
@@ -128,7 +138,7 @@ class PrefillScheduler(SglangScheduler):
             return
         entry.is_finished = True
         self.holdings.share(entry)
-        self._send(entry, is_last=True)
+        self._send(entry, entry.num_fill_tokens, is_last=True)
         self.in_flight[entry.request] = entry
         self.ended.append(entry.request)
         del self._entries[entry.request]

@@ -83,10 +83,10 @@ class Entry:
         Of its latest look-up, or batch: stored before, and to be computed.
     num_matched_tokens
         Of the latest look at the queue.
-    num_chunks
-        Batches in flight or processed last that computed a chunk with more to come.
     num_fill_tokens
         Stored after its latest batch of a prompt.
+    num_received_outputs
+        Of another engine: its first token, once that is there.
     is_ended
         Whether it was withdrawn, and ends with its next token.
     is_finished
@@ -105,13 +105,13 @@ class Entry:
         "is_finished",
         "is_retracted",
         "max_new_tokens",
-        "num_chunks",
         "num_extend_tokens",
         "num_fill_tokens",
         "num_known",
         "num_matched_tokens",
         "num_prefix_tokens",
         "num_prompt_tokens",
+        "num_received_outputs",
         "request",
         "slot",
         "table",
@@ -133,7 +133,7 @@ class Entry:
         self.slot = -1
         self.num_prefix_tokens = self.num_extend_tokens = 0
         self.num_matched_tokens = self.num_fill_tokens = 0
-        self.num_chunks = 0
+        self.num_received_outputs = 0
         self.is_ended = self.is_finished = self.is_retracted = False
         self.entered = 0
         self._tokens = prompt
@@ -151,13 +151,13 @@ class Entry:
 
     @property
     def num_outputs(self) -> int:
-        """Tokens that it has got so far."""
-        return self.request.num_output_tokens
+        """Tokens that it has got so far, also if its client has not."""
+        return max(self.request.num_output_tokens, self.num_received_outputs)
 
     @property
     def num_tokens(self) -> int:
         """Prompt and outputs so far."""
-        return self.num_prompt_tokens + self.request.num_output_tokens
+        return self.num_prompt_tokens + self.num_outputs
 
     @property
     def num_left(self) -> int:
@@ -250,7 +250,7 @@ class SglangOutput(SchedulerOutput):
         None for no batch.
     entries
         The batch, with prefix and extend tokens of each.
-    num_decoding
+    chunked, num_decoding
         See `ScheduleBatch`.
     retracted
         Requests without room to decode.
@@ -263,6 +263,7 @@ class SglangOutput(SchedulerOutput):
 
     mode: Mode | None = None
     entries: list[tuple[Entry, int, int]] = field(default_factory=list)
+    chunked: Entry | None = None
     num_decoding: int = 0
     retracted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -272,6 +273,7 @@ class SglangOutput(SchedulerOutput):
     def take(self, batch: ScheduleBatch) -> None:
         """Say what a batch is, in the engine's terms, and count its tokens."""
         self.mode, self.num_decoding = batch.mode, batch.num_decoding
+        self.chunked = batch.chunked
         if batch.mode is Mode.PREBUILT:
             self._take_prebuilt(batch)
             return
@@ -299,13 +301,11 @@ class SglangOutput(SchedulerOutput):
         self.num_recomputed_tokens = counts.num_recomputed_tokens
 
     def _take_prebuilt(self, batch: ScheduleBatch) -> None:
-        """Let first tokens come, and what was withdrawn end."""
+        """Let first tokens come, and those back that had theirs."""
         for entry in batch.entries:
             num_stored, request = entry.table.num_stored_tokens, entry.request
-            if entry.is_ended:
-                self.entries.append((entry, num_stored, 0))
-            elif not request.num_output_tokens:
+            self.entries.append((entry, num_stored, 0))
+            if not (entry.is_ended or request.num_output_tokens):
                 request.num_computed_tokens = num_stored
-                self.entries.append((entry, num_stored, 0))
                 self.scheduled.append(request)
                 self.num_scheduled_tokens.append(0)

@@ -230,8 +230,6 @@ class SglangScheduler:
             self.queue.enter(entry)
         if adder.chunked is not None:
             self.chunked = adder.chunked
-        if self.chunked is not None:
-            self.chunked.num_chunks += 1
         batch = ScheduleBatch(adder.taken, mode=Mode.EXTEND, chunked=self.chunked)
         batch.is_prefill_only = all(each.max_new_tokens == 0 for each in batch.entries)
         for entry in batch.entries:
@@ -413,9 +411,7 @@ class SglangScheduler:
                 wasted.append(request)
             elif entry.is_retracted:
                 stale.append(request)
-            elif entry.num_chunks and output.mode is not Mode.DECODE:
-                entry.num_chunks -= 1
-            else:
+            elif entry is not output.chunked:
                 entries.append(entry)
                 if not request.status.is_finished:
                     requests.append(request)
@@ -458,7 +454,8 @@ class SglangScheduler:
     def _end(self, entry: Entry) -> None:
         """Let a request go whose last output has been processed."""
         entry.is_finished = True
-        self.holdings.end(entry)
+        if entry.slot >= 0:
+            self.holdings.end(entry)
         self.ended.append(entry.request)
         if entry.is_ended:
             self._ending.remove(entry)

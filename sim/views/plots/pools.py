@@ -70,7 +70,8 @@ def _draw_usage(axes: Axes, results: Results, stop_s: float) -> None:
     for pool in summary["pools"]:
         own = [each["pool"] == pool["pool"] for each in engines]
         mean = 100.0 * usage[own].mean(axis=0)
-        axes.stairs(mean, edges_s / unit_s, label=f"{pool['pool']}, {sum(own)} engines")
+        label = f"{pool['pool']}, {sum(own)} engine{'s' * (sum(own) > 1)}"
+        axes.stairs(mean, edges_s / unit_s, label=label)
     axes.set_ylabel("KV blocks in use (%)")
 
 
