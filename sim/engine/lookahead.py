@@ -2,6 +2,7 @@
 
 ::
 
+    AtArrivals       before a request is dealt out, each engine is run up to it
     BetweenScrapes   requests of a span are dealt out, then each engine takes the span
                      at once, then the router reads metrics
     ByEnds           before a request is dealt out, engines of which one may have ended
@@ -65,8 +66,19 @@ class DealtEngines(EnginesApart):
     ) -> None:
         self._requests = iter(requests)
         self._last_s = 0.0
+        self._next_look_s = 0.0
         self._enders = [partial(self._ended, i, None) for i in range(len(engines))]
         super().__init__(env, engines, router, ())
+
+    def next_look_s(self) -> float:
+        """Return when the router looks at engines next, in seconds."""
+        return self._next_look_s
+
+    def _run_all(self, time_s: float, priority: float) -> None:
+        """Run all engines up to a look at them."""
+        self._next_look_s = time_s
+        for engine in self.engines:
+            engine.env.run_to(time_s, priority)
 
     def _deal(self, request: Request) -> int:
         """Hand over a request for the time at which it comes; return where."""
@@ -89,6 +101,7 @@ class DealtEngines(EnginesApart):
 
     def _finish(self) -> Generator[simpy.Event, Any, None]:
         """Run all engines to their ends, and the clock of the run to the last."""
+        self._next_look_s = inf
         self._close()
         for engine in self.engines:
             if not engine.done.processed:
@@ -96,11 +109,33 @@ class DealtEngines(EnginesApart):
         yield At(self.env, max(self._end_s, self.env.now), STEP_PRIORITY)
 
 
+class AtArrivals(DealtEngines):
+    """`DealtEngines` of a router that looks at all of them when a request comes."""
+
+    def _drive(self) -> Generator[simpy.Event, Any, None]:
+        for request in self._requests:
+            self._run_all(request.arrival_s, ARRIVAL_PRIORITY)
+            if self._stop_requested:
+                break
+            advance(self.env, request.arrival_s)
+            self._deal(request)
+        yield from self._finish()
+
+
 class BetweenScrapes(DealtEngines):
     """`DealtEngines` of a router that knows metrics, and nothing of ends.
 
     Metrics are read as `sim.engine.scrapes.Scrapes` does: at multiples of the router's
     interval, but for pauses without a request in flight.
+
+    Parameters
+    ----------
+    env, engines, router, requests
+        See `DealtEngines`.
+    loads
+        Reads the metrics.
+    looks
+        Whether the router looks at engines when a request comes, too.
     """
 
     def __init__(
@@ -110,32 +145,30 @@ class BetweenScrapes(DealtEngines):
         router: Router,
         requests: Iterable[Request],
         loads: Callable[[], Sequence[Load]],
+        *,
+        looks: bool,
     ) -> None:
         self._loads = loads
-        self._read_s = 0.0
+        self._looks = looks
         super().__init__(env, engines, router, requests)
-
-    def read_next_s(self) -> float:
-        """Return when metrics are read next, in seconds."""
-        return self._read_s
 
     def _drive(self) -> Generator[simpy.Event, Any, None]:
         env, router = self.env, cast("Hearer", self.router)
         request = next(self._requests, None)
         while request is not None and not self._stop_requested:
             since_s = env.now if self._places else max(request.arrival_s, env.now)
-            read_s = self._read_s = _next_multiple(router.interval_s, since_s)
+            read_s = _next_multiple(router.interval_s, since_s)
             while request is not None and request.arrival_s <= read_s:
+                if self._looks:
+                    self._run_all(request.arrival_s, ARRIVAL_PRIORITY)
                 advance(env, request.arrival_s)
                 self._deal(request)
                 request = next(self._requests, None)
             if request is None:
                 break
-            for engine in self.engines:
-                engine.env.run_to(read_s, SCRAPE_PRIORITY)
+            self._run_all(read_s, SCRAPE_PRIORITY)
             yield At(env, read_s, SCRAPE_PRIORITY)
             router.hear(self._loads())
-        self._read_s = inf
         yield from self._finish()
 
 

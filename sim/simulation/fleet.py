@@ -14,7 +14,7 @@ from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import LoadBalancer
 from sim.engine.clock import Clock
 from sim.engine.engines import Engines, Watch, horizon_of
-from sim.engine.lookahead import BetweenScrapes, ByEnds
+from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds, DealtEngines
 from sim.engine.loop import Engine
 from sim.engine.replicas import Replicas
 from sim.engine.requests import requests_of
@@ -211,8 +211,8 @@ class Fleet:
         """Return engines on clocks of their own, if each may be run by itself.
 
         Nothing but its share of the requests ever comes to an engine. That is so where
-        all stay, and choices depend on nothing that engines do, or on metrics, or on
-        what has ended.
+        all stay, and choices depend on nothing that engines do, or on metrics, on what
+        has ended, or on what engines cache when a request comes.
         """
         if self.comes_and_goes or self._table.has_roles:
             return None
@@ -230,24 +230,33 @@ class Fleet:
                 router,
                 arrivals_s(self._specs),
             )
-        if getattr(router, "knows_metrics_only", False):
-            engines = self._behind()
-            dealt = BetweenScrapes(self.env, engines, router, requests, self.loads)
-            for engine in engines:
-                if not getattr(engine.scheduler, "foresees_usage", False):
-                    engine.horizon = dealt.read_next_s
-            return dealt
-        if _looks(router):
+        looks = _looks_at_caches(router)
+        reads = bool(getattr(router, "interval_s", None))
+        is_told = looks or getattr(router, "knows_metrics_only", False)
+        if _looks_when_it_likes(router) or (reads and not is_told):
             return None
-        return ByEnds(self.env, self._behind(), router, requests)
+        engines = self._behind(looks_ahead=not looks)
+        dealt: DealtEngines
+        if reads:
+            dealt = BetweenScrapes(
+                *(self.env, engines, router, requests, self.loads), looks=looks
+            )
+        elif looks:
+            dealt = AtArrivals(self.env, engines, router, requests)
+        else:
+            return ByEnds(self.env, engines, router, requests)
+        for engine in engines:
+            if looks or not getattr(engine.scheduler, "foresees_usage", False):
+                engine.horizon = dealt.next_look_s
+        return dealt
 
-    def _behind(self) -> list[Engine]:
+    def _behind(self, *, looks_ahead: bool) -> list[Engine]:
         """Return engines on clocks of their own that are handed requests."""
         engines = []
         for place in range(len(self.schedulers)):
             engine = self._engine(place, None, _never, Clock())
             engine.is_interruptible = True
-            engine.looks_ahead = True
+            engine.looks_ahead = looks_ahead
             engines.append(engine)
         return engines
 
@@ -421,14 +430,13 @@ def _looks_at_caches(router: Any) -> bool:
     return bool(getattr(router, "hears_kv_events", "cached_blocks" in names))
 
 
-def _looks(router: Any) -> bool:
-    """Whether a router knows more than what it sent, and what has ended."""
-    return (
-        isinstance(router, LoadBalancer)
-        or bool(getattr(router, "interval_s", None))
-        or not _LOOKS.isdisjoint(signature(type(router)).parameters)
-        or _looks_at_caches(router)
-    )
+def _looks_when_it_likes(router: Any) -> bool:
+    """Whether a router may look at engines at other times than those known of it."""
+    if isinstance(router, LoadBalancer):
+        return True
+    if getattr(router, "looks_at_arrivals_only", False):
+        return False
+    return not _LOOKS.isdisjoint(signature(type(router)).parameters)
 
 
 def _never() -> float:

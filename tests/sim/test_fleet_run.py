@@ -9,7 +9,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.engine.apart import EnginesApart
-from sim.engine.lookahead import BetweenScrapes, ByEnds
+from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
@@ -200,50 +200,6 @@ def test_first_tokens_are_seen_when_they_are_there() -> None:
     assert fast.requests.equals(slow.requests)
 
 
-WARMEST = '''
-class Warmest:
-    """The engine that has most of a prompt, then the one after the latest."""
-
-    def __init__(self, num_engines, cached_blocks):
-        self.num_engines, self.cached_blocks, self.turn = num_engines, cached_blocks, 0
-
-    def choose(self, request):
-        cached = self.cached_blocks(request)
-        self.turn += 1
-        places = [(self.turn + i) % self.num_engines for i in range(self.num_engines)]
-        return max(places, key=cached.__getitem__)
-
-    def ended(self, request, place):
-        pass
-'''
-
-
-@pytest.mark.parametrize("kind", ["llm_d", "dynamo_kv", "Warmest"])
-def test_what_engines_cache_is_seen_as_it_is(kind: str, tmp_path: Path) -> None:
-    router: dict[str, Any] = {"kind": kind}
-    if kind == "llm_d":
-        router["precise"] = True
-    elif kind == "Warmest":
-        (tmp_path / "warmest.py").write_text(WARMEST)
-        router["kind"] = f"{tmp_path / 'warmest.py'}:Warmest"
-    pools = [{"name": "main", "replicas": 3}]
-    sessions = SESSIONS["sessions"] | {
-        "num_sessions": 40,
-        "arrivals": {"kind": "burst", "burst_size": 20, "interval_s": 1.0},
-        "turns": {"kind": "fixed", "number": 4},
-    }
-    data = data_of(TIGHT | {"enable_prefix_caching": True}, None) | {
-        "fleet": {"pools": pools, "router": router},
-        "workload": {"sessions": sessions, "max_concurrent_users": 40},
-    }
-    fast, slow = (
-        Simulation(parse_config(data), stepwise=way).run() for way in (False, True)
-    )
-    assert fast.summary["num_preemptions"] > 0
-    assert fast.summary["prefix_cache_hits"] > 0
-    assert fast.requests.equals(slow.requests)
-
-
 DRAFTS: dict[str, Any] = {
     "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}
 }
@@ -334,6 +290,8 @@ def test_engines_that_are_run_apart_are_the_same(
         ("llm_d", {}),
         ("llm_d", {"async_scheduling": True}),
         ("llm_d", GENERATIONS["gpt-oss"]),
+        ("dynamo_kv", {"enable_prefix_caching": True}),
+        ("dynamo_kv", {"async_scheduling": True, "enable_prefix_caching": True}),
     ],
 )
 def test_engines_are_run_only_as_far_as_the_router_needs(
@@ -346,7 +304,7 @@ def test_engines_are_run_only_as_far_as_the_router_needs(
         data["workload"]["synthetic"]["arrivals"] = {"kind": "constant", "rate": 128.0}
     config = parse_config(data)
     simulation = Simulation(config)
-    kinds = {"llm_d": BetweenScrapes}
+    kinds = {"llm_d": BetweenScrapes, "dynamo_kv": AtArrivals}
     assert type(simulation.engine) is kinds.get(kind, ByEnds)
     fast = simulation.run(check_every=5)
     slow = Simulation(config, stepwise=True).run()

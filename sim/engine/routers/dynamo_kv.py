@@ -181,11 +181,18 @@ class DynamoKv(RandomRouter):
         Above 0 an engine is drawn: with the exponential of its cost over the range of
         costs, by the temperature.
 
+    Attributes
+    ----------
+    looks_at_arrivals_only
+        It asks engines and the clock when a request comes, and at no other time.
+
     Notes
     -----
     Source: Dynamo 1.6.1, ``lib/kv-router``. Requests do not wait in the router, as by
     default, and output blocks do not count.
     """
+
+    looks_at_arrivals_only = True
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cache.errors import require
 from cache.v1.tables import NOTHING_FOUND
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.v1.policies import NEVER
@@ -65,6 +66,7 @@ class Gate:
         "_block_size",
         "_caches",
         "_desk",
+        "_fills_nothing",
         "_groups",
         "_most_slots",
         "_running",
@@ -96,6 +98,9 @@ class Gate:
         self._block_size = cache.block_size
         self._most_slots = settings.most_slots(cache.block_size)
         self._caches = cache.enable_prefix_caching
+        # Whether no running request will fill what `head` waits for: none joins them
+        # before it is looked at again.
+        self._fills_nothing = False
         self.head: Request | None = None
         self.until = self.num_needed_blocks = 0
         self.keeps_needs = True
@@ -123,12 +128,14 @@ class Gate:
     def look_again(self) -> None:
         """Let the next call look at the head of the queue: something has changed."""
         self.head = None
+        self._fills_nothing = False
         if self._caches:
             self._tables.watch(None, 0, NOTHING_FOUND)
 
     def shut(self, head: Request, until: int, num_needed_blocks: int) -> None:
         """Keep the head of the queue out; see `until` and `num_needed_blocks`."""
         self.head, self.until = head, until
+        self._fills_nothing = False
         self.num_needed_blocks = num_needed_blocks if self.keeps_needs else 0
 
     def note_freed(self) -> None:
@@ -144,10 +151,13 @@ class Gate:
         """Return for how many steps from `step` on `head` need not be looked at."""
         # It is in the step that fills a block it waits for.
         tables = self._tables
-        if self._caches and (
-            tables.watch_hit or tables.will_fill_watched(self._running)
-        ):
-            return 0
+        if self._caches:
+            if tables.watch_hit:
+                return 0
+            if not self._fills_nothing:
+                if tables.will_fill_watched(self._running):
+                    return 0
+                self._fills_nothing = True
         return self.until - step
 
     def lets_in(
@@ -203,3 +213,17 @@ class Gate:
             self.shut(request, step + num_steps, num_lacking)
             self._tables.watch(request, request.num_tokens, found)
         return False
+
+    def check(self) -> None:
+        """Prove that running requests fill nothing that is waited for, if so believed.
+
+        Raises
+        ------
+        InvariantError
+            If one of them may.
+        """
+        require(
+            not self._fills_nothing
+            or not self._tables.will_fill_watched(self._running),
+            "gate: a running request may fill what the head of the queue waits for",
+        )

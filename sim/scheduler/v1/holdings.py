@@ -424,6 +424,7 @@ class Holdings:
 
     def check(self) -> None:
         self.tables.check([*self.running, *self._holders()])
+        self.gate.check()
         check_queues(self.running, self._fresh(), self.max_num_seqs)
         decodes = [each for each in self.running if each not in self.prefilling]
         self.clock.check(decodes)
