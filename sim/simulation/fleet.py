@@ -8,6 +8,7 @@ from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from cache.v1.runs.tables import RunTables
 from sim.config.plug import build
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
@@ -191,14 +192,19 @@ class Fleet:
 
     def _cached_blocks(self, places: Sequence[int], request: Request) -> list[int]:
         """Return how many leading blocks of a prompt engines have cached."""
-        asked = request.again()  # what a look-up notes of it is not the engine's
-        num_tokens = request.num_prompt_tokens + 1  # its last block too, if it is full
+        asked, tokens = request.again(), request.tokens
+        num_tokens = request.num_prompt_tokens
         found = []
         for place in places:
             scheduler: Any = self.schedulers[place]
             tables = scheduler.tables
-            hit = tables.find(asked, num_tokens) if scheduler.enable_caching else None
-            found.append(0 if hit is None else hit.num_blocks)
+            if not scheduler.enable_caching:
+                found.append(0)
+            elif type(tables) is RunTables:
+                num_blocks = num_tokens // tables.block_size
+                found.append(tables.num_cached(tokens, num_blocks))
+            else:  # a token more, for the last block; what is noted is not the engine's
+                found.append(tables.find(asked, num_tokens + 1).num_blocks)
         return found
 
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:

@@ -10,6 +10,8 @@ from cache.v1.runs.extents import Extent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cache.hashing import BlockRuns
+
 
 class RunIndex:
     """From run key to the cached blocks of that run, those cached first in front.
@@ -45,6 +47,24 @@ class RunIndex:
         while extent.after is not None:
             extent = extent.after
         return extent
+
+    def num_cached(self, runs: BlockRuns, num_blocks: int) -> int:
+        """Return how many of the first `num_blocks` blocks are cached. O(extents)."""
+        position = 0
+        for key, run_end in zip(runs.keys, runs.ends, strict=True):
+            extent = self.first.get(key)
+            if extent is None:
+                break
+            end = run_end if run_end < num_blocks else num_blocks
+            while extent is not None and position < end:
+                position += len(extent.ids)
+                extent = extent.after
+            if position < end:
+                break
+            position = end
+            if end == num_blocks:
+                break
+        return position
 
     def append(self, key: int, before: Extent | None, ids: list[int]) -> Extent:
         """Add blocks held by one table behind `before`, the last extent of the run."""

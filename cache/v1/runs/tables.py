@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from cache.stats import BlockObserver
+    from cache.tokens import TokenIds
     from cache.v1.runs.extents import Extent
     from cache.v1.tables import TableRequest
 
@@ -113,6 +114,12 @@ class RunTables:
                 if end == limit:
                     break
         return Found(position, num_revived, parts, starts)
+
+    def num_cached(self, tokens: TokenIds, num_blocks: int) -> int:
+        """Return how many of the first blocks are cached, to others than requests."""
+        runs = tokens.block_runs(self.block_size)
+        runs.cover(num_blocks)
+        return self._index.num_cached(runs, num_blocks)
 
     def _runs_of(self, request: TableRequest, num_blocks: int) -> BlockRuns:
         """Return the runs of a waiting request, over `num_blocks` blocks at least."""

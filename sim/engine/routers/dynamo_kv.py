@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Final
@@ -40,13 +39,45 @@ class _Sent:
         self.num_new_tokens = num_new_tokens
 
 
+class _Stretch:
+    """Blocks that follow each other in each prompt that has one of them."""
+
+    __slots__ = ("num_blocks", "num_prompts", "runs")
+
+    def __init__(self, runs: Sequence[Run], num_prompts: int) -> None:
+        self.runs = runs
+        self.num_blocks = sum(num_blocks for _, num_blocks in runs)
+        self.num_prompts = num_prompts
+
+    def num_common(self, runs: Sequence[Run]) -> int:
+        """Return how many blocks a prompt has of it, given from its first one on."""
+        own = self.runs
+        if own == runs[: len(own)]:
+            return self.num_blocks
+        num_common = 0
+        for (key, num_own), (other, num_blocks) in zip(own, runs, strict=False):
+            if key != other:
+                break
+            if num_own != num_blocks:
+                return num_common + min(num_own, num_blocks)
+            num_common += num_own
+        return num_common
+
+    def behind(self, runs: Sequence[Run]) -> Sequence[Run]:
+        """Return the runs of a prompt behind it, of which it has all blocks."""
+        num_runs = len(self.runs)
+        if self.runs[-1] == runs[num_runs - 1]:
+            return runs[num_runs:]
+        return _cut(runs, self.num_blocks)[1]
+
+
 class HeldBlocks:
     """Distinct blocks of the prompts in flight at an engine.
 
-    Each prompt has the first so many blocks of a run, so that the longest part has all
-    that is held of it::
+    Kept as stretches, each by the key of its first run, so that a prompt costs about as
+    many as it has parts that others share::
 
-        a: [3, 8]   two prompts have blocks of run a, the first 3 and the first 8
+        [ a b c ] of three prompts     [ d e f g ] of one     [ h i ] of two
 
     Attributes
     ----------
@@ -56,62 +87,84 @@ class HeldBlocks:
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        self._parts: dict[int, list[int]] = {}
+        self._stretches: dict[int, _Stretch] = {}
 
-    def num_shared(self, runs: Iterable[Run]) -> int:
+    def num_shared(self, runs: Sequence[Run]) -> int:
         """Return how many blocks of a prompt are held: its first ones."""
         num_shared = 0
-        for key, num_blocks in runs:
-            parts = self._parts.get(key)
-            if parts is None:
+        while runs:
+            held = self._stretches.get(runs[0][0])
+            if held is None:
                 break
-            if parts[-1] < num_blocks:
-                return num_shared + parts[-1]
-            num_shared += num_blocks
+            num_common = held.num_common(runs)
+            num_shared += num_common
+            if num_common < held.num_blocks:
+                break
+            runs = held.behind(runs)
         return num_shared
 
-    def add(self, runs: Iterable[Run]) -> None:
+    def add(self, runs: Sequence[Run]) -> None:
         """Count a prompt in."""
-        held = self._parts
-        for key, num_blocks in runs:
-            parts = held.get(key)
-            if parts is None:
-                held[key] = [num_blocks]
-                self.num_blocks += num_blocks
-            else:
-                self.num_blocks += max(num_blocks - parts[-1], 0)
-                insort(parts, num_blocks)
+        while runs:
+            held = self._stretches.get(runs[0][0])
+            if held is None:
+                new = self._stretches[runs[0][0]] = _Stretch(runs, 1)
+                self.num_blocks += new.num_blocks
+                return
+            num_common = held.num_common(runs)
+            if num_common < held.num_blocks:
+                self._cut(held, num_common)
+            held.num_prompts += 1
+            runs = held.behind(runs)
 
-    def remove(self, runs: Iterable[Run]) -> None:
+    def _cut(self, held: _Stretch, num_blocks: int) -> None:
+        """Make two stretches of one, the first of so many blocks."""
+        front, back = _cut(held.runs, num_blocks)
+        self._stretches[back[0][0]] = _Stretch(back, held.num_prompts)
+        held.runs, held.num_blocks = front, num_blocks
+
+    def remove(self, runs: Sequence[Run]) -> None:
         """Count a prompt out that was counted in."""
-        held = self._parts
-        for key, num_blocks in runs:
-            parts = held[key]
-            del parts[bisect_left(parts, num_blocks)]
-            if not parts:
-                del held[key]
-                self.num_blocks -= num_blocks
-            else:
-                self.num_blocks -= max(num_blocks - parts[-1], 0)
+        while runs:
+            key = runs[0][0]
+            held = self._stretches[key]
+            runs = held.behind(runs)
+            held.num_prompts -= 1
+            if not held.num_prompts:
+                del self._stretches[key]
+                self.num_blocks -= held.num_blocks
 
     def clear(self) -> None:
         """Count all prompts out."""
-        self._parts.clear()
+        self._stretches.clear()
         self.num_blocks = 0
 
     def check(self) -> None:
-        """Prove that parts are in order, and blocks are counted right.
+        """Prove that stretches stand where they begin, and blocks are counted right.
 
         Raises
         ------
         InvariantError
             With the rule that is broken.
         """
-        every = self._parts.values()
-        require(all(every), "held blocks: a run is held by no prompt")
-        require(all(sorted(each) == each for each in every), "held blocks: no order")
-        num_blocks = sum(each[-1] for each in every)
+        num_blocks = 0
+        for key, held in self._stretches.items():
+            require(held.runs[0][0] == key, "held blocks: a stretch begins elsewhere")
+            require(held.num_prompts > 0, "held blocks: a stretch of no prompt")
+            num_blocks += sum(each for _, each in held.runs)
         require(num_blocks == self.num_blocks, "held blocks: miscounted")
+
+
+def _cut(runs: Sequence[Run], num_blocks: int) -> tuple[Sequence[Run], Sequence[Run]]:
+    """Cut runs behind so many blocks; keys of what is left count on from its run's."""
+    for index, (key, num_here) in enumerate(runs):
+        if num_blocks < num_here:
+            if not num_blocks:
+                return runs[:index], runs[index:]
+            rest = key + num_blocks, num_here - num_blocks
+            return [*runs[:index], (key, num_blocks)], [rest, *runs[index + 1 :]]
+        num_blocks -= num_here
+    return runs, []
 
 
 class RoutedBlocks:
@@ -317,8 +370,10 @@ class DynamoKv(RandomRouter):
         places, stream = self.places, self._stream
         own = [costs[place] for place in places]
         least, most = min(own), max(own)
-        if not self._temperature or least == most:
-            best = [p for p, cost in zip(places, own, strict=True) if cost == least]
+        best = [p for p, cost in zip(places, own, strict=True) if cost == least]
+        if not self._temperature:
+            return best[self._draw(len(best))]
+        if least == most:
             return best[int(stream.integers(len(best)))]
         scale = self._temperature * (most - least)
         weights = [exp((least - cost) / scale) for cost in own]
