@@ -85,8 +85,10 @@ class TableFile:
             self._abandon()
 
     def write(self, columns: Mapping[str, Any]) -> None:
+        arrays = [to_arrow(columns[field.name]) for field in self.schema]
         arrays = [
-            to_arrow(columns[field.name]).cast(field.type) for field in self.schema
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(arrays, self.schema, strict=True)
         ]
         table = pa.Table.from_arrays(arrays, schema=self.schema)
         self._writer.write_table(table, row_group_size=max(1, len(table)))

@@ -16,7 +16,7 @@ from sim.scheduler.base import CacheUsage, stored_tokens
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from sim.costs.base import CostModel, StepPricer
     from sim.results.step_table import Batch
@@ -163,9 +163,9 @@ class StepLog:
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
         share = min(BATCH_ROWS, _MOST_ROWS_HELD // num_logs)
         least = min(CHUNK_ROWS, _LEAST_CHUNK_ROWS)
-        self.chunk_rows = max(min(share // 2, CHUNK_ROWS), least)
-        self._batch_rows = min(BATCH_ROWS, max(share, 2 * self.chunk_rows))
-        self._room_rows = self._batch_rows + 2 * self.chunk_rows
+        self._batch_rows = min(BATCH_ROWS, max(share, 2 * least))
+        self.chunk_rows = min(CHUNK_ROWS, self._batch_rows)
+        self._room_rows = self._batch_rows + self.chunk_rows + self.chunk_rows // 2
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
@@ -220,15 +220,12 @@ class StepLog:
         if self.packed:
             table = self._room(len(self.ends_s))
             facts, is_quiet = self._facts()
-            for name, words in zip(FACTS, facts, strict=True):
-                if name in _INDEX:
-                    _put(table, name, words)
+            _put_some(table, FACTS, facts)
             shapes = facts[_SHAPE].view(np.int64)
             costs = self._priced(shapes.T, is_quiet)
             for row, seconds in self.added:
                 costs[row, _ADDED_TO] += seconds
-            for name, column in zip(_COST_FIELDS, costs.T, strict=True):
-                _put(table, name, column)
+            _put_some(table, _COST_FIELDS, costs.T)
             _put(table, "num_batched_tokens", shapes[0] + shapes[3])
             _fill_bounds(table)
             num_finished = self._columns[_INDEX["num_finished"]]
@@ -417,12 +414,21 @@ def _zero_columns(num_rows: int) -> list[Words]:
     return [np.zeros(num_rows, np.uint64) for _ in _COLUMNS]
 
 
+def _put_some(
+    table: list[Words], names: Sequence[str], columns: npt.NDArray[Any]
+) -> None:
+    """Put those of some columns that have a name in the table and are not all zero."""
+    are_told: npt.NDArray[np.bool_] = np.logical_or.reduce(columns, axis=1)
+    for name, column, is_told in zip(names, columns, are_told, strict=True):
+        if is_told and name in _INDEX:
+            _put(table, name, column)
+
+
 def _put(table: list[Words], name: str, values: npt.NDArray[Any]) -> None:
     """Put values, or their words, into a column that is zero."""
-    if values.any():
-        if values.dtype != np.uint64:
-            values = np.ascontiguousarray(values, _COLUMNS[name]).view(np.uint64)
-        table[_INDEX[name]][:] = values
+    if values.dtype != np.uint64:
+        values = np.ascontiguousarray(values, _COLUMNS[name]).view(np.uint64)
+    table[_INDEX[name]][:] = values
 
 
 def _fill_bounds(table: list[Words]) -> None:
