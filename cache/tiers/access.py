@@ -49,10 +49,10 @@ class RequestAccess:
         policies that ask for them.
     rank, number
         The policy's own; 0 before the first contact.
-    ranked, is_sorted, is_own
+    ranked, is_sorted, own_from
         The policy's own: places and positions of the chunks that it ranks with the
-        request, by lots; whether they stand by position, and whether none of them is
-        ranked with another by now.
+        request, by lots; whether they stand by position; and from which position on
+        none of them is ranked with another by now. What requests share is their heads.
     is_whole
         Whether the policy has ranked all with the request that it has shown, and has
         given up none of it.
@@ -78,7 +78,6 @@ class RequestAccess:
         "end_s",
         "inserted",
         "is_finished",
-        "is_own",
         "is_sorted",
         "is_whole",
         "keys",
@@ -86,6 +85,7 @@ class RequestAccess:
         "missed",
         "num_known",
         "number",
+        "own_from",
         "pages",
         "rank",
         "ranked",
@@ -108,7 +108,8 @@ class RequestAccess:
         self.missed: set[int] = set()
         self.rank = self.number = 0
         self.ranked: list[tuple[Ints, Ints]] = []
-        self.is_sorted = self.is_own = self.is_whole = True
+        self.is_sorted = self.is_whole = True
+        self.own_from = 0
         self.lost: list[tuple[Ints, Ints]] = []
         self.is_finished = False
         self.keys = self.cells = NO_INTS

@@ -304,14 +304,14 @@ class CPUTier:
         keys = as_ints(keys)
         stop = first + len(keys)
         cells = access.know(keys, first, self._index)
-        ids = self._index.places[cells]
-        positions = np.arange(first, stop)
+        ids, positions = self._index.places[cells], np.arange(first, stop)
         present = seen = _NOTHING
         if self._offers is None and is_all(ids < 0):
             has_new = access.show_all(first, stop)
         else:
             lot = Chunks(keys, ids, positions)
-            missing, cells, present, seen, has_new = self._part(lot, cells, access)
+            parts = self._part(lot, first, cells, access)
+            missing, cells, present, seen, has_new = parts
             keys, _, positions = missing
         num_missing = len(keys)
         if num_missing:
@@ -343,29 +343,29 @@ class CPUTier:
         return PreparedStore(keys, ids, evicted_ids)
 
     def _part(
-        self, lot: Chunks, cells: Ints, access: RequestAccess
+        self, lot: Chunks, first: int, cells: Ints, access: RequestAccess
     ) -> tuple[Chunks, Ints, Chunks, Chunks, bool]:
         """Note that a request shows a lot; part what is missing from what is there.
 
-        Returns
-        -------
-        (Chunks, Ints, Chunks, Chunks, bool)
-            What is to be stored, and its cells; what can be read; what of that the
-            request shows for the first time; and whether it shows anything new.
+        It returns what is to be stored, and its cells; what can be read; what of that
+        the request shows for the first time; and whether it shows anything new.
         """
-        first = int(lot.positions[0]) if len(lot.positions) else 0
-        is_missing = lot.ids < 0
+        stop, is_missing = first + len(lot.ids), lot.ids < 0
+        if self._offers is None:
+            num = int(is_missing.argmax())
+            present, missing = lot.cut(num)
+            has_rest = is_missing[num] and is_all(is_missing[num:])
+            if has_rest and is_all(self._num_holds[present.ids] >= 0):  # mostly
+                new = access.show(first, first + num)
+                seen = present if is_all(new) else present.where(new)
+                has_new = access.show_all(first + num, stop) or is_any(new)
+                return missing, cells[num:], present, seen, has_new
         is_present = self._is_present(lot.ids, is_missing)
         if self._offers is not None:
             is_missing &= self._is_often_offered(lot.keys, is_missing)
-        new = access.show(first, first + len(lot.ids), is_missing | is_present)
-        num = int(np.count_nonzero(is_present))
-        if not (is_all(is_present[:num]) and is_all(is_missing[num:])):
-            present, seen = lot.where(is_present), lot.where(is_present & new)
-            return lot.where(is_missing), cells[is_missing], present, seen, is_any(new)
-        present, missing = lot.cut(num)  # mostly
-        seen = present if is_all(new[:num]) else present.where(new[:num])
-        return missing, cells[num:], present, seen, is_any(new)
+        new = access.show(first, stop, is_missing | is_present)
+        present, seen = lot.where(is_present), lot.where(is_present & new)
+        return lot.where(is_missing), cells[is_missing], present, seen, is_any(new)
 
     def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
         """Say which of a lot can be read."""

@@ -91,15 +91,16 @@ class LRUTierPolicy(TierPolicy):
         self, numbers: Collection[int], chunks: Chunks, access: RequestAccess
     ) -> None:
         """Note chunks that are ranked with a request, and were with other ones."""
+        positions = self._entries[chunks.ids] & _POSITION_MASK
+        own_from = max(positions.tolist()) + 1  # of each of them, or before that
         for number in numbers:
             if number == access.number:
                 continue
             loser = self._requests[number]
-            loser.is_own = False
+            loser.own_from = max(loser.own_from, own_from)
             if len(numbers) > 1 or loser.is_finished:
                 loser.is_whole = False
             elif loser.is_whole:
-                positions = self._entries[chunks.ids] & _POSITION_MASK
                 loser.lost.append((chunks.ids, positions))
 
     def _rank(self, chunks: Chunks, access: RequestAccess) -> None:
@@ -139,7 +140,7 @@ class LRUTierPolicy(TierPolicy):
             chunks = Chunks(access.keys[positions], ids, positions)
             self._take_over(set(self._owners(ids).tolist()), chunks, access)
             self._rank(chunks, access)
-        access.lost, access.is_own = [], True
+        access.lost, access.own_from = [], 0
         if access.rank:
             self._unlist(access)
             access.rank = self._next_rank()
@@ -155,7 +156,7 @@ class LRUTierPolicy(TierPolicy):
         """Rank a request anew, with these chunks, which stand by position."""
         self._unlist(access)
         access.rank, access.ranked = rank, []
-        access.is_sorted = access.is_own = True
+        access.is_sorted, access.own_from = True, 0
         if len(chunks.ids):
             owners = self._owners(chunks.ids)
             is_others = owners != access.number
@@ -211,7 +212,7 @@ class LRUTierPolicy(TierPolicy):
         num_missing = num_chunks
         while lots and num_missing:
             ids, positions = lots.pop()
-            if not access.is_own:
+            if len(ids) and positions[0] < access.own_from:
                 is_ranked = self._is_ranked(ids, positions, access)
                 ids, positions = ids[is_ranked], positions[is_ranked]
             first = max(len(ids) - num_missing, 0)
@@ -231,13 +232,13 @@ class LRUTierPolicy(TierPolicy):
     def _own(self, access: RequestAccess) -> tuple[Ints, Ints]:
         """Return places and positions of what a request ranks, by position."""
         ranked = access.ranked
-        if len(ranked) == 1 and access.is_own and access.is_sorted:
+        if len(ranked) == 1 and not access.own_from and access.is_sorted:
             return ranked[0]
         if len(ranked) > 1:
             ids = np.concatenate([lot for lot, _ in ranked])
             ranked = [(ids, np.concatenate([places for _, places in ranked]))]
         ids, positions = ranked[0]
-        if not access.is_own:
+        if access.own_from:
             is_ranked = self._is_ranked(ids, positions, access)
             ids, positions = ids[is_ranked], positions[is_ranked]
         if not access.is_sorted:
@@ -247,7 +248,7 @@ class LRUTierPolicy(TierPolicy):
             is_first = np.ones(len(ids), np.bool_)
             is_first[1:] = (ids[1:] != ids[:-1]) | (positions[1:] != positions[:-1])
             ids, positions = ids[is_first], positions[is_first]
-        access.is_sorted = access.is_own = True
+        access.is_sorted, access.own_from = True, 0
         access.ranked = [(ids, positions)]
         return ids, positions
 
@@ -276,7 +277,7 @@ class LRUTierPolicy(TierPolicy):
             for lot, positions in access.ranked:
                 is_ranked = self._is_ranked(lot, positions, access)
                 require(
-                    is_all(is_ranked) or not access.is_own,
+                    is_all(is_ranked | (positions < access.own_from)),
                     "tier: request {} lists what it does not rank",
                     access.request_id,
                 )

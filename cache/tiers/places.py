@@ -102,7 +102,6 @@ class ChunkIndex:
         self.places: Ints = np.full(_PAGE, -1, np.int64)
         self._num_chunks = num_chunks
         self._rows: dict[int, int] = {}
-        self._pages: list[int | None] = [None]  # by row
         self._free_rows = [0]
         self._num_begun = 0
         self._held: dict[int, Ints] = {}  # rows by what `release` is handed
@@ -138,32 +137,29 @@ class ChunkIndex:
 
     def _take_rows(self, pages: list[int], rows: list[int | None]) -> list[int]:
         """Give a row to each page that has none; return the rows of all."""
-        num_new, free, known = rows.count(None), self._free_rows, self._rows
-        if len(free) < num_new and len(self.places) >= self._num_chunks:
-            self._give_up_pages({*rows})
-        while len(free) < num_new:
+        free, known = self._free_rows, self._rows
+        new = {page: None for page, row in zip(pages, rows, strict=True) if row is None}
+        if len(free) < len(new) and len(self.places) >= self._num_chunks:
+            self._give_up_pages({*pages})
+        while len(free) < len(new):
             self._make_rows()
-        for page in pages:
-            if page not in known:
-                known[page] = free.pop()
-                self._pages[known[page]] = page
-        return [known[page] for page in pages]
+        known.update(zip(new, reversed(free), strict=False))
+        del free[-len(new) :]
+        return [*map(known.__getitem__, pages)]
 
-    def _give_up_pages(self, wanted: set[int | None]) -> None:
+    def _give_up_pages(self, wanted: set[int]) -> None:
         """Free rows without a chunk or a holder; if they are few, make more.
 
-        Those that are wanted are about to be held.
+        Pages that are wanted are about to be held.
         """
-        num_rows = len(self._pages)
-        latest = np.maximum.reduce(self.places.reshape(-1, _PAGE), axis=1)
-        is_idle = latest < 0
-        is_idle[self._held_rows()] = False
-        for row in is_idle.nonzero()[0].tolist():
-            page = self._pages[row]
-            if page is not None and row not in wanted:
-                del self._rows[page]
-                self._pages[row] = None
-                self._free_rows.append(row)
+        num_rows = len(self.places) // _PAGE
+        is_used = np.zeros(num_rows, np.bool_)
+        is_used[(self.places >= 0).nonzero()[0] >> _PAGE_BITS] = True
+        is_used[self._held_rows()] = True
+        uses = is_used.tolist()
+        rows = self._rows
+        idle = [p for p, row in rows.items() if not uses[row] and p not in wanted]
+        self._free_rows += map(rows.pop, idle)
         if 2 * len(self._free_rows) < num_rows:
             self._make_rows()
 
@@ -172,9 +168,8 @@ class ChunkIndex:
 
     def _make_rows(self) -> None:
         """Double the table."""
-        num_rows = len(self._pages)
+        num_rows = len(self.places) // _PAGE
         self.places = longer(self.places, 2 * len(self.places), -1)
-        self._pages += [None] * num_rows
         self._free_rows += range(2 * num_rows - 1, num_rows - 1, -1)
 
     def check(self) -> None:
@@ -187,13 +182,8 @@ class ChunkIndex:
         """
         rows = [*self._rows.values(), *self._free_rows]
         require(
-            sorted(rows) == list(range(len(self._pages))),
+            sorted(rows) == list(range(len(self.places) // _PAGE)),
             "tier: a row of the index has two pages, or is lost",
-        )
-        require(
-            all(self._pages[row] == page for page, row in self._rows.items())
-            and len(self._pages) - self._pages.count(None) == len(self._rows),
-            "tier: a row of the index does not know its page",
         )
         places, held = self.places.reshape(-1, _PAGE), {*self._held_rows().tolist()}
         for row in self._free_rows:
