@@ -78,7 +78,22 @@ class Beside(ABC):
 
     @abstractmethod
     def quiet_steps(self, most: int) -> int:
-        """Return how many steps nothing is copied beside, asked for or reported in."""
+        """Return how many steps nothing is copied beside, or asked for."""
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens in blocks of requests that do not run."""
+        return self.scheduler.num_held_tokens
+
+    def go_on(self, now_s: float) -> bool:
+        """Do what is due when quiet steps begin; return whether anything was."""
+        del now_s
+        return False
+
+    def enter_quietly(  # noqa: B027 - of engines that schedule ahead
+        self, begin_s: float, end_s: float
+    ) -> None:
+        """Let the first of quiet steps begin on the GPU, if anything was due."""
 
     @abstractmethod
     def batch_total(self, *shape: int) -> float:

@@ -15,6 +15,8 @@ from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferRep
 from workloads.sums import added
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
     from sim.costs.transfers import Transfer
@@ -143,9 +145,39 @@ class OffloadedSteps(Beside):
 
     def quiet_steps(self, most: int) -> int:
         link = self.link
-        if self._polled or self._stores or link.is_busy or link.has_ended:
+        if self._stores or link.is_busy:
             return 0
+        if self._polled and not self._decodes_go_on(self._polled):
+            return 0
+        if link.has_ended:  # the first of them sees that, and ends with a report
+            most = min(most, 1)
         return self.scheduler.quiet_steps(most)
+
+    def _decodes_go_on(self, copies: Iterable[Copy]) -> bool:
+        """Whether a report of these copies changes nothing that quiet steps see.
+
+        What a store has brought is found by heads that are looked at, in a call.
+        """
+        is_store = all(copy.job.kind is JobKind.STORE for copy in copies)
+        return is_store and self._behind is None
+
+    def go_on(self, now_s: float) -> bool:
+        if not self._settle(now_s):
+            return False
+        self._polled = self.link.poll()
+        self._note_tier(now_s)
+        return True
+
+    def _settle(self, now_s: float) -> bool:
+        """Tell what has ended as `form` does; return whether there was anything."""
+        has_ended = self.scheduler.has_ended_requests
+        if not (self.has_news or self.link.has_ended or has_ended):
+            return False
+        self.report(now_s)
+        if has_ended:
+            self.scheduler.now_s = now_s
+            self.scheduler.form_nothing()
+        return True
 
     def batch_total(self, *shape: int) -> float:
         total_s = self._batch_total(*cast("Any", shape))
@@ -197,6 +229,10 @@ class OffloadedSteps(Beside):
         if in_step:
             link.wait_for(in_step)
         self._polled = link.poll()
+        self._note_tier(now_s)
+
+    def _note_tier(self, now_s: float) -> None:
+        """Write down what the tier holds."""
         tier = self.scheduler.connector.tier
         self._transfers.note_tier(
             now_s,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.offloading import OffloadedSteps
+from sim.scheduler.v1.connectors.base import StepTransfers
 
 if TYPE_CHECKING:
     from sim.costs.base import StepCost
@@ -48,7 +50,27 @@ class AheadOffloadedSteps(OffloadedSteps):
         return shape
 
     def quiet_steps(self, most: int) -> int:
-        return 0 if any(self._seen) else super().quiet_steps(most)
+        seen = self._seen
+        if self.link.has_ended or any(seen):
+            asked = self.scheduler.transfers
+            assert isinstance(asked, StepTransfers)
+            if asked.stores or asked.loads:  # which the latest step began with
+                return 0
+            if not self._decodes_go_on(chain.from_iterable(seen)):
+                return 0
+            assert self._batches is not None
+            if seen and seen[-1] and self._batches.num_steps:
+                most = min(most, 1)  # then the step in flight reports
+        return super().quiet_steps(most)
+
+    def go_on(self, now_s: float) -> bool:
+        return self._settle(now_s)
+
+    def enter_quietly(self, begin_s: float, end_s: float) -> None:
+        """Let a quiet step begin on the GPU, as `enter` does where it is not hidden."""
+        self._seen.append(self.link.poll())
+        self._note_tier(begin_s)
+        self._end_s = end_s
 
     def step(self, shape: BatchShape) -> StepCost:
         return self._cost_model.step(shape)

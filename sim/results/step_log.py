@@ -57,6 +57,7 @@ _OF_STRETCH = (
     "num_decode_context_tokens",
     "num_physical_blocks",
     "num_logical_blocks",
+    "num_logical_tokens",
     "num_quiet_steps",
 )
 _OF_FORMED_STEP = (
@@ -85,7 +86,10 @@ def _packer_of(names: Collection[str]) -> Callable[..., bytes]:
 
 
 pack_stretch = _packer_of(_OF_STRETCH)
-"""From `_OF_STRETCH` to a packed row: a stretch in which all that run are decodes."""
+"""From `_OF_STRETCH` to a packed row: a stretch in which all that run are decodes.
+
+Its logical tokens are those of requests that do not run.
+"""
 
 pack_formed = _packer_of(_OF_FORMED_STEP)
 """From `_OF_FORMED_STEP` to the row of a step without an object, which moves no blocks.
@@ -285,7 +289,7 @@ class StepLog:
         # All that run are decodes, and each has computed what it attends to.
         for name, words in (
             ("num_running", num_decodes),
-            ("num_logical_tokens", context),
+            ("num_logical_tokens", context + integers[_AT["num_logical_tokens"]]),
         ):
             np.copyto(integers[_AT[name]], words, where=is_quiet)
         if self.facts:

@@ -276,7 +276,8 @@ def test_quiet_steps(
         log.describe_pool(20_000, 16)
         for first in range(0, NUM_STEPS, length):
             start_s = first * step_s
-            row = pack_stretch(first, start_s, 0, *decodes, 10_000, 10_000, length)
+            counts = (10_000, 10_000, 0, length)
+            row = pack_stretch(first, start_s, 0, *decodes, *counts)
             log.packed.append(row)
             log.ends_s.extend([start_s + (i + 1) * step_s for i in range(length)])
             log.new_blocks.extend([7] * length)

@@ -163,6 +163,7 @@ class Teller:
                 each.num_context_tokens,
                 self.num_blocks,  # as before its first step
                 num_logical_blocks,
+                0,
                 len(end_s),
             )
         )

@@ -150,6 +150,35 @@ def test_fast_and_stepwise_runs_agree(engine: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_ends_of_stores_and_of_requests_ask_for_no_call(ahead: bool) -> None:
+    """Only prompts do, and the stores and loads that they bring."""
+    sizes = {"num_gpu_blocks_override": 2000, "async_scheduling": ahead}
+    engine = ENGINE | sizes | {"kv_offloading_size": 4.0}
+    synthetic = {
+        "arrivals": {"kind": "poisson", "rate": 20.0},
+        "num_requests": 40,
+        "prompt_tokens": {"kind": "fixed", "tokens": 480},
+        "output_tokens": {"kind": "uniform", "low": 20, "high": 200},
+    }
+    workload = {"synthetic": synthetic}
+    config = {"workload": workload, "engine": engine, "cost_intervals": False}
+    simulation = Simulation(parse_config(config))
+    scheduler: Any = simulation.scheduler
+    form, num_calls = scheduler.form, 0
+
+    def counting(now_s: float) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return form(now_s)
+
+    scheduler.form = counting
+    told = simulation.run().summary
+    assert told["num_stored_jobs"] == 40
+    # prompts, the step in which a store begins, and the others that it lasts
+    assert num_calls < 80 < told["num_steps"] / 5
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_link_that_carries_nothing_changes_nothing(ahead: bool) -> None:
     # Ahead, blocks come free a step later with a tier: all requests find room here.
     engine = {

@@ -233,6 +233,9 @@ class AheadQuietSteps(QuietSteps):
         ends_s: list[float] | None = None,
     ) -> list[float]:
         batches, is_new = self.batches, ends_s is None
+        beside = self.beside
+        if beside is not None and not beside.go_on(now_s):
+            beside = None
         num_decodes, context = self._at(step)
         if ends_s is None:
             turns_s = self._hidden_ends(num_decodes, context, num_steps, now_s, until_s)
@@ -242,6 +245,8 @@ class AheadQuietSteps(QuietSteps):
             self._log_ends(turns_s)
             num_steps = len(turns_s)
             batches.hidden_ns += batches.quiet[num_decodes][1] * num_steps
+            if beside is not None:
+                beside.enter_quietly(batches.last_s, turns_s[0])
             oldest_s, batches.last_s = batches.last_s, turns_s.pop()
             turns_s.insert(0, oldest_s)
         else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
     from sim.costs.base import CostModel, DecodeEnds, StepCost
+    from sim.engine.beside import Beside
     from sim.engine.steps.base import Owner
     from sim.results.recorder import Recorder
     from sim.scheduler.base import SchedulerOutput
@@ -50,7 +51,11 @@ class QuietSteps:
         The requests that wait meanwhile.
     note_each
         Takes what `advance` returns.
+    beside
+        What runs beside the steps of the engine, or None.
     """
+
+    beside: Beside | None = None
 
     def __init__(  # noqa: PLR0917 - the parts of a stretch
         self,
@@ -112,7 +117,9 @@ class QuietSteps:
         CostError
             If one of them takes no finite time of more than zero (invariant 3).
         """
-        clock = self._clock
+        clock, beside = self._clock, self.beside
+        if beside is not None:
+            beside.go_on(now_s)
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
         is_new = ends_s is None
@@ -142,7 +149,7 @@ class QuietSteps:
 
         Steps that are not new began when `ends_s` was asked.
         """
-        tables = self._tables
+        tables, beside = self._tables, self.beside
         if is_new:
             self._num_waiting = len(self.waiting)
         self._packed.append(
@@ -154,6 +161,7 @@ class QuietSteps:
                 context,
                 self._num_usable_blocks - tables.num_free_blocks,
                 tables.num_logical_blocks,
+                0 if beside is None else beside.num_held_tokens,
                 num_steps,
             )
         )
@@ -250,7 +258,7 @@ class ClockedSteps(Steps):
         tables, log = scheduler.tables, self._log
         log.describe_pool(tables.num_usable_blocks, scheduler.block_size)
         self.quiet = self._quiet_steps(asked.quiet_steps)
-        self.quiet.waiting = scheduler.waiting
+        self.quiet.waiting, self.quiet.beside = scheduler.waiting, beside
         if scheduler.groups is not None:
             self.quiet.note_each = log.facts.fromlist
         self._shown = ShownSteps(owner, self)

@@ -115,7 +115,8 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
     # -- counts and proof -----------------------------------------------------
 
     def quiet_steps(self, most: int) -> int:
-        return 0 if self._leaving else super().quiet_steps(most)
+        # With the output of the step in flight their blocks come free.
+        return super().quiet_steps(min(most, 1) if self._leaving else most)
 
     def _holders(self) -> list[Request]:
         return [*super()._holders(), *self._leaving]

@@ -258,6 +258,11 @@ class KVConnector(Protocol):
         """Whether steps of decodes alone ask nothing of it."""
         ...
 
+    @property
+    def ends_quietly(self) -> bool:
+        """Whether that stays so when requests end, if a call without any settles it."""
+        ...
+
     def summary(self) -> dict[str, Any]:
         """Return what is told of it in a run's summary."""
         ...

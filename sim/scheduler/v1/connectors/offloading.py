@@ -117,7 +117,11 @@ class OffloadingConnector:
     @property
     def is_quiet(self) -> bool:
         """Whether steps of decodes alone store and flush nothing."""
-        return not (self._storing or self._watched or self._ended)
+        return not (self._storing or self._watched or self._some_left)
+
+    @property
+    def ends_quietly(self) -> bool:
+        return self.behind is None
 
     @property
     def _watches(self) -> bool:

@@ -44,6 +44,7 @@ class ProducerConnector:
     fills_blocks = False
     requires_kv_delivery = True
     keeps_still = False
+    ends_quietly = False
 
     def __init__(self, settings: KVTransferSettings) -> None:
         self._lease_s = settings.kv_lease_duration
@@ -133,6 +134,7 @@ class ConsumerConnector:
     fills_blocks = True
     requires_kv_delivery = False
     keeps_still = False
+    ends_quietly = False
 
     def __init__(self, settings: KVTransferSettings, block_size: int) -> None:
         self._block_size = block_size

@@ -70,6 +70,8 @@ class ConnectorScheduler(Scheduler):
     received, failed
         Requests whose load the latest report has ended, and those that it has ended
         with an error.
+    has_ended_requests
+        Whether some have ended that the next call settles: they may have to store.
     external_stats
         Queries and hits of the connector, beyond local hits.
 
@@ -114,7 +116,7 @@ class ConnectorScheduler(Scheduler):
         self.failed: list[Request] = []
         self._free = self._free_or_keep
         self._kept: set[Request] = set()  # leave, and their blocks are in use still
-        self._some_ended = False
+        self.has_ended_requests = False
         self.external_stats = PrefixCacheStats()
         self._loads = Loads()
         self._passed_over: set[Request] = set()  # waiting, and set aside by a scan
@@ -122,12 +124,7 @@ class ConnectorScheduler(Scheduler):
     @property
     def has_finish_notice(self) -> bool:
         """Whether the engine must step, whatever the queues hold."""
-        return bool(self._some_ended or self.delayed or self.connector.has_pending_work)
-
-    @property
-    def has_ended_requests(self) -> bool:
-        """Whether requests have ended that have stores to make in the next call."""
-        return self._some_ended
+        return bool(self.has_ended_requests or self.delayed or self.awaits_transfers)
 
     @property
     def awaits_transfers(self) -> bool:
@@ -147,14 +144,14 @@ class ConnectorScheduler(Scheduler):
     def form(self, now_s: float) -> Shape:
         self.now_s = now_s
         self.looks = []
-        self._some_ended = False
+        self.has_ended_requests = False
         shape = super().form(now_s)
         self.transfers = self.connector.build_connector_meta(self)
         return shape
 
     def form_nothing(self) -> None:
         """Do as a call that finds no request: `transfers` are what is left to store."""
-        self._some_ended = False
+        self.has_ended_requests = False
         self.preemptions, self.passed_over, self.prompts = [], [], []
         self.transfers = self.connector.build_connector_meta(self)
 
@@ -302,11 +299,8 @@ class ConnectorScheduler(Scheduler):
 
     def _count_hits(self, request: Request, head: Head) -> None:
         preempted, num_local = request.num_preemptions > 0, head.num_local_tokens
-        self.external_stats.record(
-            request.num_tokens - num_local,
-            head.num_external_tokens,
-            preempted=preempted,
-        )
+        num_missed, num_hits = request.num_tokens - num_local, head.num_external_tokens
+        self.external_stats.record(num_missed, num_hits, preempted=preempted)
         if self.enable_caching:
             self.prefix_cache_stats.record(
                 request.num_tokens, num_local, preempted=preempted
@@ -384,7 +378,7 @@ class ConnectorScheduler(Scheduler):
 
     def _end(self, request: Request) -> None:
         """Forget a request that leaves, wherever it stands."""
-        self._some_ended = True
+        self.has_ended_requests = True
         self._leave_queue(request)
         self._loads.forget(request)
 
@@ -398,7 +392,7 @@ class ConnectorScheduler(Scheduler):
 
     def update(self, finished: Sequence[Request]) -> None:
         for request in finished:
-            self._some_ended = True
+            self.has_ended_requests = True
             num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
             block_ids = partial(self.block_ids, request)
             if self.connector.request_finished(request, block_ids, num_tokens):
@@ -446,14 +440,19 @@ class ConnectorScheduler(Scheduler):
     # -- counts and proof -----------------------------------------------------
 
     def quiet_steps(self, most: int) -> int:
-        if self._loads.are_unseen or self._some_ended or not self.connector.is_quiet:
+        asks = self.has_ended_requests and not self.connector.ends_quietly
+        if self._loads.are_unseen or asks or not self.connector.is_quiet:
             return 0
         return super().quiet_steps(most)
 
     def usage_facts(self) -> tuple[int, int, int]:
         num_physical, num_logical, num_tokens = super().usage_facts()
-        num_held = sum(request.num_computed_tokens for request in self._holders())
-        return num_physical, num_logical, num_tokens + num_held
+        return num_physical, num_logical, num_tokens + self.num_held_tokens
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens in blocks of requests that do not run."""
+        return sum(request.num_computed_tokens for request in self._holders())
 
     def summary(self) -> dict[str, Any]:
         stats = self.external_stats.summary(0)
