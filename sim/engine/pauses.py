@@ -126,4 +126,6 @@ def calendar_of(scheduler: Scheduler, *, is_ahead: bool) -> OutputCalendar:
     """Return the calendar of a scheduler's decodes, with a step in flight or none."""
     if getattr(scheduler, "decodes_pause", False):
         return AheadPausingCalendar() if is_ahead else PausingCalendar()
-    return AheadCalendar() if is_ahead else OutputCalendar()
+    if not is_ahead:
+        return OutputCalendar()
+    return AheadCalendar(drops_stale=getattr(scheduler, "drops_stale", False))

@@ -255,10 +255,13 @@ class AheadCalendar(OutputCalendar):
         Requests whose first token is in flight.
     aside
         Decodes that get no further token for now; their last one is in flight.
+    drops_stale
+        Whether those that are preempted get none of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, drops_stale: bool = False) -> None:
         super().__init__()
+        self._drops_stale = drops_stale
         self.begun: list[Request] = []
         self.aside: list[Request] = []
 
@@ -301,7 +304,10 @@ class AheadCalendar(OutputCalendar):
             if request.joined_step < step - 1:
                 request.streaks.append((request.joined_step, step - 2))
                 request.joined_step = step - 1
-        self.set_aside(requests)
+            if self._drops_stale:
+                self.leave(request)
+        if not self._drops_stale:
+            self.set_aside(requests)
 
     def set_aside(self, requests: Iterable[Request]) -> None:
         """Forget decodes that get a token of the step before, and none now."""

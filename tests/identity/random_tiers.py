@@ -10,7 +10,7 @@ from tests.identity.random_configs import Case, draw_case
 
 _TOKEN_BYTES = 2**17
 """Of Llama-3.1-8B."""
-_UNKNOWN = ("admission", "engine_version", "evictor", "sliding_window")
+_UNKNOWN = ("admission", "engine_version", "sliding_window")
 
 
 def draw_tier_case(seed: int) -> Case:

@@ -22,7 +22,6 @@ from sim.errors import CostError
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.requests import Entry
-from sim.scheduler.v1.connectors.ahead import AheadConnectorScheduler
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.scheduler.v1.scheduler import Scheduler
 from tests.sim.test_routers import request as request_of
@@ -46,12 +45,6 @@ def test_sglang_lets_a_prompt_that_is_too_long_end_with_a_token() -> None:
     settings: Any = Told(longest_request=2_000, longest_prompt=800)
     entry = Entry.of(request, np.arange(900), settings)
     assert (request.max_num_tokens, entry.num_prompt_tokens) == (901, 1)
-
-
-def test_engines_that_hand_on_are_not_scheduled_ahead_on_a_clock() -> None:
-    settings: Any = Told(offload=None)
-    cache: Any = None
-    assert "hand requests on" in AheadConnectorScheduler.reason_not_to(settings, cache)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,10 @@ def simulation_of(
     num_requests: int = 90,
     rate: float = 60.0,
     stepwise: bool = False,
+    **workload: Any,
 ) -> Simulation:
     data = data_of(engine, fleet, num_requests, rate)
+    data["workload"] |= workload
     return Simulation(parse_config(data), stepwise=stepwise)
 
 
@@ -143,10 +145,12 @@ def test_a_lone_request_takes_what_its_parts_take() -> None:
     assert request["num_output_tokens"] == 3
 
 
-@pytest.mark.parametrize("router", ["round_robin", "llm_d", "sglang_cache_aware"])
-def test_stepwise_it_is_the_same(router: str) -> None:
-    fleet = fleet_of(router={"kind": router}, decode_router={"kind": router})
-    fast, slow = (simulation_of(fleet, stepwise=way).run() for way in (False, True))
+def is_the_same_stepwise(fleet: dict[str, Any], engine: Any, **run: Any) -> Results:
+    """Compare a run with one whose requests are looked at one by one; return it."""
+    fast, slow = (
+        simulation_of(fleet, engine, stepwise=way, **run).run() for way in (False, True)
+    )
+    assert (fast.summary["path"], slow.summary["path"]) == ("fast", "stepwise")
     for name, table in tables(fast).items():
         order = ["engine", "step"] if name == "steps" else []
         one, other = table, tables(slow)[name]
@@ -155,6 +159,28 @@ def test_stepwise_it_is_the_same(router: str) -> None:
                 each.sort_values(order, ignore_index=True) for each in (one, other)
             )
         assert one.equals(other), name
+    return fast
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("router", "evictor"),
+    [("round_robin", None), ("llm_d", "lfu"), ("sglang_cache_aware", None)],
+)
+def test_stepwise_it_is_the_same(router: str, evictor: str | None, ahead: bool) -> None:
+    fleet = fleet_of(router={"kind": router}, decode_router={"kind": router})
+    engine = TIGHT | {"async_scheduling": ahead, "evictor": evictor}
+    assert is_the_same_stepwise(fleet, engine).summary["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_leaves_while_it_is_read_is_counted_until_then(ahead: bool) -> None:
+    """Also in stretches of decodes beside it."""
+    client = {"client": {"timeout_s": 0.4, "max_retries": 0}}
+    fleet = fleet_of(links=LINKS | {"bytes_per_s": 1e8})
+    engine = TIGHT | {"async_scheduling": ahead}
+    summary = is_the_same_stepwise(fleet, engine, **client).summary
+    assert min(summary["aborted"], summary["completed"]) > 0
 
 
 def test_a_decoder_short_of_blocks_lets_requests_wait() -> None:
@@ -402,6 +428,31 @@ def test_no_request_and_no_block_is_lost(fleet: dict[str, Any], ahead: bool) -> 
     assert results.requests["request_id"].tolist() == list(range(40))
     summary = results.summary
     assert summary["completed"] + summary["num_lost"] + summary["num_refused"] == 40
+
+
+@st.composite
+def tight_engines(draw: st.DrawFn) -> dict[str, Any]:
+    """Engines that are short of blocks, seats or budget."""
+    return TIGHT | {
+        "num_gpu_blocks_override": draw(st.sampled_from([45, 70, 200])),
+        "max_model_len": 512,
+        "max_num_seqs": draw(st.sampled_from([4, 64])),
+        "max_num_batched_tokens": draw(st.sampled_from([64, 512])),
+        "enable_prefix_caching": draw(st.booleans()),
+        "evictor": draw(st.sampled_from([None, None, "lfu", "arc"])),
+        "async_scheduling": draw(st.booleans()),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+    }
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(histories(), tight_engines(), st.sampled_from([None, 0.3, 2.0]))
+def test_in_all_histories_it_is_the_same_stepwise(
+    fleet: dict[str, Any], engine: dict[str, Any], timeout_s: float | None
+) -> None:
+    client = {"client": {"timeout_s": timeout_s, "max_retries": 1}} if timeout_s else {}
+    is_the_same_stepwise(fleet, engine, num_requests=40, rate=60.0, **client)
 
 
 # -- misuse --------------------------------------------------------------------------

@@ -139,7 +139,10 @@ def test_figures_show_what_a_tier_moved() -> None:
 OLD = {"engine_version": "0.29", "async_scheduling": True}
 
 
-@pytest.mark.parametrize("engine", [{}, OLD])
+BY_USE = {"evictor": "lfu", "async_scheduling": True}
+
+
+@pytest.mark.parametrize("engine", [{}, OLD, BY_USE])
 def test_fast_and_stepwise_runs_agree(engine: dict[str, Any]) -> None:
     fast, stepwise = (
         run(kv_offloading_size=1.0, stepwise=each, **engine) for each in (0, 1)

@@ -62,8 +62,8 @@ class AheadSteps(ClockedSteps):
         end_step = getattr(owner.scheduler, "end_step", None)
         if end_step is not None:
             self.appear = partial(self._appear_beside, end_step)  # type: ignore[method-assign]
-        # Copies add to steps, and are asked for each.
-        self._may_hide = owner.pace is None and owner.beside is None
+        # Copies of a tier add to steps, and are asked for each.
+        self._may_hide = owner.pace is None and self._batches.beside is None
         self._prepare_s = getattr(owner.cost_model, "prepare_s", 0.0)
         if owner.pace is None:
             self._batch_total = self._batches.total_s

@@ -46,6 +46,9 @@ class AheadScheduler(Scheduler):
         empties it when it takes note of them.
     num_wasted_tokens
         Outputs that were dropped so far, their requests having ended.
+    drops_stale
+        Whether tokens in flight of what is preempted are dropped as well, and computed
+        again.
 
     Notes
     -----
@@ -53,6 +56,7 @@ class AheadScheduler(Scheduler):
     """
 
     max_concurrent_batches = 2
+    drops_stale = False
     _clock = AheadDecodeClock
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -98,12 +102,12 @@ class AheadScheduler(Scheduler):
 
     def _form_in_groups(self, now_s: float) -> Shape:
         self._group_decodes.note_in_flight(self.prompts)
-        return Scheduler.form(self, now_s)
+        return type(self).form(self, now_s)
 
     def _advance_in_groups(self, num_steps: int) -> list[int]:
         self._group_decodes.note_in_flight(self.prompts)
         self.prompts = []
-        return Scheduler.advance(self, num_steps)
+        return type(self).advance(self, num_steps)
 
     def _pass_over(self, requests: Iterable[Request]) -> None:
         set_aside = [each for each in requests if each not in self.prefilling]

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
-    """`AheadScheduler` with a KV connector that fills blocks.
+    """`AheadScheduler` with a KV connector.
 
     It decides as `sim.scheduler.v1.connectors.in_flight.QueuedConnectorScheduler` does,
     without a look at each decode. A decode on the clock is in the step in flight; so
     are, off the clock, the prompts of the latest call and the decodes that were taken
-    off since. Blocks of those that leave come free when that step has ended.
+    off since. Where the connector fills blocks those of requests that leave come free
+    when that step has ended.
 
     Parameters
     ----------
@@ -32,32 +33,32 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
-        self._preempts_from_tail = False  # the tail may be in the step in flight
+        self.drops_stale = self.connector.requires_kv_delivery
+        self._defers_frees: bool = self.connector.fills_blocks
+        if self._defers_frees:
+            self._preempts_from_tail = False  # the tail may be in the step in flight
         self._written: set[Request] = set()  # off the clock, and in the step in flight
         self._paused: set[Request] = set()  # decodes that were taken off the clock
         self._leaving: list[Request] = []  # the step in flight writes their blocks
-
-    @staticmethod
-    def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
-        """See `AheadScheduler.reason_not_to`."""
-        if settings.offload is None:
-            return "of engines that hand requests on"
-        return AheadScheduler.reason_not_to(settings, cache)
 
     # -- a call ---------------------------------------------------------------
 
     def form(self, now_s: float) -> Shape:
         shape = super().form(now_s)
-        self._written = {request for request, _, _ in self.prompts}
+        if self._defers_frees:
+            self._written = {request for request, _, _ in self.prompts}
         return shape
 
     def take_off(self, requests: Sequence[Request]) -> None:
         super().take_off(requests)
-        self._written.update(requests)
+        if self._defers_frees:
+            self._written.update(requests)
         self._paused.update(requests)
 
     def _is_written(self, request: Request) -> bool:
-        return request in self._written or request not in self.prefilling
+        return self._defers_frees and (
+            request in self._written or request not in self.prefilling
+        )
 
     def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
         self._note_written((victim,))
@@ -102,7 +103,8 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
         for request in requests:
             if request in self.running and request not in self.prefilling:
                 self.clock.settle(request, self.step)
-                self._written.add(request)
+                if self._defers_frees:
+                    self._written.add(request)
 
     def _free_or_keep(self, request: Request) -> int:
         self._paused.discard(request)

@@ -151,7 +151,7 @@ class ConsumerConnector:
 
     @property
     def is_quiet(self) -> bool:
-        return not (self.awaited or self._pulls)
+        return not (self.awaited or self._pulls or self._pulling)
 
     @property
     def asks(self) -> bool:
