@@ -47,7 +47,7 @@ def measure(
     out
         The profile to write.
     preset
-        Size of the grid: quick, default or extended.
+        Size of the grid: quick, brief, default or extended.
     backend
         Kernels to prefer: auto, vllm, flashinfer, cuda, triton or torch; what it does
         not have is timed with the best of the others.

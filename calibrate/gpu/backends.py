@@ -16,6 +16,7 @@ _PREFILL = (
     ("mixed", "triton"),
     ("sdpa", "torch"),
 )
+_LAYER = (("fused", "vllm"), ("torch", "torch"))
 OFFERS: dict[str, tuple[tuple[str, str], ...]] = {
     "decode_attention": (
         ("flash_attn", "vllm"),
@@ -35,6 +36,7 @@ OFFERS: dict[str, tuple[tuple[str, str], ...]] = {
         ("kernel", "triton"),
     ),
     "copy_blocks": (("launch", "cuda"), ("kernel", "triton"), ("loop", "torch")),
+    **dict.fromkeys(("norm", "rope", "activation", "cache_write"), _LAYER),
 }
 """(variant, backend) of each operation, the best first; all others are torch's."""
 
@@ -60,7 +62,7 @@ def choices_here(
         variants: dict[str, str] = {}
         for variant, backend in here:
             variants.setdefault(variant, backend)
-        fallbacks = {"sdpa", "loop"} if operation != "swap" else {"sdpa"}
+        fallbacks = {"sdpa", "torch"} | ({"loop"} if operation != "swap" else set())
         found = [
             Choice(operation, variant, backend)
             for variant, backend in variants.items()

@@ -353,7 +353,7 @@ def _layer(device: GpuDevice, at: Curve) -> Check:
         return _exact(_sampled(at, draw))
     point = Point(at, (24,))
     inputs = layer_inputs(point, draw)
-    exact = layer_call(point, precise(inputs))()
+    exact = layer_call(point, precise(inputs), "torch")()
     got = layer_call(point, inputs)()
     _wait(device)
     return Check(reference.relative_error(got, exact), TOLERANCES[draw.dtype])

@@ -12,6 +12,8 @@ from torch import Tensor
 from calibrate.kernels import torch_ops
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from calibrate.measurement import Point
 
 Call = Callable[[], Tensor]
@@ -65,10 +67,11 @@ def _sampler_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
 def _rope_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
     at, count = point.curve, point.values[0]
     width = at.constant("head_dim")
-    angle = draw.normal(count, 1, width // 2)
+    angle = draw.normal(count, width // 2)
     query = draw.normal(count, at.constant("num_heads"), width)
     key = draw.normal(count, at.constant("num_kv_heads"), width)
-    return query, key, angle.cos(), angle.sin()
+    table = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    return query, key, draw.slots(count, count), table
 
 
 def _write_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
@@ -94,23 +97,35 @@ _INPUTS: dict[str, Callable[[Point, Inputs], tuple[Tensor, ...]]] = {
 }
 
 
-def layer_call(point: Point, inputs: tuple[Tensor, ...]) -> Call:
-    operation = point.curve.operation
+def layer_call(
+    point: Point, inputs: tuple[Tensor, ...], variant: str | None = None
+) -> Call:
+    """Return what enqueues a call; `variant` is the point's own where none is named."""
+    operation, ops = point.curve.operation, layer_ops(variant or point.curve.variant)
     if operation == "launch":
         return _launches(inputs[0], point.values[0])
     makers: dict[str, Callable[..., Call]] = {
         "gemm": _gemm,
-        "rope": _rotary,
-        "cache_write": _write,
+        "rope": functools.partial(_rotary, ops),
+        "cache_write": functools.partial(_write, ops),
     }
     if operation in makers:
         return makers[operation](*inputs)
     plain: dict[str, Callable[..., Tensor]] = {
-        "norm": torch_ops.rms_norm_add,
-        "activation": torch_ops.silu_and_mul,
+        "norm": ops.rms_norm_add,
+        "activation": ops.silu_and_mul,
         "sampler": torch_ops.sample,
     }
     return functools.partial(plain[operation], *inputs)
+
+
+def layer_ops(variant: str) -> ModuleType:
+    """Return the module with the operations around attention."""
+    if variant != "fused":
+        return torch_ops
+    from calibrate.kernels import vllm_ops  # noqa: PLC0415 - vllm may not be here
+
+    return vllm_ops
 
 
 def _gemm(tokens: Tensor, weight: Tensor) -> Call:
@@ -121,19 +136,21 @@ def _gemm(tokens: Tensor, weight: Tensor) -> Call:
     return lambda: torch.mm(tokens, turned, out=out)
 
 
-def _rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Call:
+def _rotary(
+    ops: ModuleType, query: Tensor, key: Tensor, positions: Tensor, table: Tensor
+) -> Call:
     def call() -> Tensor:
-        torch_ops.rotary(query, key, cosine, sine)
+        ops.rotary(query, key, positions, table)
         return query
 
     return call
 
 
-def _write(
-    keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
-) -> Call:
+def _write(ops: ModuleType, keys: Tensor, values: Tensor, *into: Tensor) -> Call:
+    key_cache, value_cache, slots = into
+
     def call() -> Tensor:
-        torch_ops.write_cache(keys, values, (key_cache, value_cache), slots)
+        ops.write_cache(keys, values, (key_cache, value_cache), slots)
         return value_cache
 
     return call

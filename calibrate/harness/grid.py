@@ -80,6 +80,7 @@ PRESETS: Mapping[str, Preset] = {
         blocks=(1, 32, 1024),
         num_attention_variants=1,
     ),
+    "brief": replace(DEFAULT, rounds=2, num_attention_variants=1, adaptive_share=0.0),
     "default": DEFAULT,
     "extended": replace(
         DEFAULT,

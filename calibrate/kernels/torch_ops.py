@@ -101,11 +101,12 @@ def rms_norm_add(hidden: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(residual, weight.shape, weight, 1e-6)
 
 
-def rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> None:
+def rotary(query: Tensor, key: Tensor, positions: Tensor, table: Tensor) -> None:
     """Rotate queries and keys in place, halves apart (the convention of Llama).
 
-    Cosine and sine are (num_tokens, 1, head_dim / 2), of the tokens' positions.
+    `table` is (positions, head_dim), the cosines before the sines, each of half a head.
     """
+    cosine, sine = table[positions][:, None].chunk(2, dim=-1)
     for heads in (query, key):
         low, high = heads.chunk(2, dim=-1)
         rotated = torch.cat(

@@ -77,7 +77,7 @@ class TorchExecutor:
         self._stream = torch.cuda.Stream(self.pool.device) if self._on_gpu else None
         vocab = stack.geometry.vocab_size
         self._noise = torch.empty((0, vocab), device=self.pool.device)
-        self._width = max(1, -(-len(stack.cosine) // self.pool.shape[3]))
+        self._width = max(1, -(-len(stack.turns) // self.pool.shape[3]))
 
     @property
     def variants(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ class TorchExecutor:
             return self._in_graph(packed, padded)
         inputs = self._inputs(packed)
         attend = self._attend(packed)
-        write = into_pool(self.pool, inputs.slots)
+        write = into_pool(self.stack.ops, self.pool, inputs.slots)
         return lambda: self.stack.forward(inputs, write, attend)
 
     def _attend(self, packed: Packed) -> Attend:

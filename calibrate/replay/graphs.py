@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from calibrate.gpu.attention import PROGRAMS_PER_SM
@@ -69,11 +70,13 @@ def round_up(count: int, least: int = 64) -> int:
     return size
 
 
-def graph_shape(plan: DecodePlan, num_seqs: int) -> Shape:
+def graph_shape(
+    num_items: int, num_seqs: int, split_len: int, *, single: bool
+) -> Shape:
     """Return the shape of the graph that a plan over padded contexts fits."""
-    if plan.single:
-        return Shape(num_seqs, num_seqs, plan.split_len, True)
-    return Shape(num_seqs, round_up(plan.num_items), plan.split_len, False)
+    if single:
+        return Shape(num_seqs, num_seqs, split_len, True)
+    return Shape(num_seqs, round_up(num_items), split_len, False)
 
 
 def padded_plan(
@@ -87,17 +90,16 @@ def padded_plan(
     plan = plan_decode(context_lens, num_kv_heads, programs, torch.device("cpu"))
     split_len = next_power_of_2(plan.split_len)
     single = max(context_lens) <= split_len
+    # numpy, as torch wakes all of its threads for a hundred numbers: milliseconds
     counts = [1 if single else -(-length // split_len) for length in context_lens]
-    seqs = torch.repeat_interleave(torch.tensor(counts, dtype=torch.int64))
-    firsts = torch.tensor([0, *counts]).cumsum(0)
-    starts = (torch.arange(len(seqs)) - firsts[seqs]) * split_len
-    cut = type(plan)(seqs, starts, firsts, split_len, single, plan.shape)
-    shape = graph_shape(cut, len(context_lens))
-    spare = shape.num_items - len(seqs)
-    items = torch.stack((seqs, starts)).to(torch.int32)
-    beyond = torch.tensor([[0], [NOWHERE]], dtype=torch.int32).expand(2, spare)
-    item_seqs, item_starts = torch.cat((items, beyond), dim=1).to(device)
-    first_items = firsts.to(torch.int32).to(device)
+    firsts = np.cumsum([0, *counts], dtype=np.int32)
+    seqs = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    starts = (np.arange(len(seqs), dtype=np.int32) - firsts[seqs]) * split_len
+    shape = graph_shape(len(seqs), len(context_lens), split_len, single=single)
+    items = np.full((2, shape.num_items), [[0], [NOWHERE]], dtype=np.int32)
+    items[:, : len(seqs)] = seqs, starts
+    item_seqs, item_starts = torch.from_numpy(items).to(device)
+    first_items = torch.from_numpy(firsts).to(device)
     padded = (item_seqs, item_starts, first_items)
     return type(plan)(*padded, split_len, single, plan.shape), shape
 
@@ -183,7 +185,7 @@ class DecodeGraph:
         return graph
 
     def _forward(self) -> None:
-        write = into_pool(self._pool, self._inputs.slots)
+        write = into_pool(self._stack.ops, self._pool, self._inputs.slots)
         self.logits = self._stack.forward(
             self._inputs, write, self._attend(), self._out
         )

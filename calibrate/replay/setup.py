@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from calibrate.gpu.attention import Engines
+from calibrate.gpu.layers import layer_ops
 from calibrate.harness.geometry import Geometry, geometry_of
 from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.memory import check_memory, free_host_bytes, needs
@@ -107,7 +108,9 @@ def gpu_executor(
     wanted = needs(geometry, facts, dtype.itemsize)
     check_memory(wanted, geometry.num_layers, free_bytes, free_host_bytes())
     generator = _seeded(device, seed)
-    stack = Stack(geometry, facts.max_model_len, generator, dtype, device)
+    layers = variants.get("layer") or [c.variant for c in gpu.choices("auto", ["norm"])]
+    ops = layer_ops("fused" if "fused" in layers else "torch")
+    stack = Stack(geometry, facts.max_model_len, generator, dtype, device, ops=ops)
     moves = moves_on_gpu(gpu, geometry, facts, generator)
     prompts = variants.get("mixed_attention") or variants.get("prefill_attention")
     wanted_here = {

@@ -24,6 +24,8 @@ from torch.nn import functional
 from calibrate.kernels import torch_ops
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
     from calibrate.harness.geometry import Geometry
@@ -61,12 +63,12 @@ class Inputs:
     """(num_queries,), int64."""
 
 
-def into_pool(pool: Tensor, slots: Tensor) -> Write:
+def into_pool(ops: ModuleType, pool: Tensor, slots: Tensor) -> Write:
     """Return what writes keys and values into (num_tokens,) slots of a pool."""
 
     def write(layer: int, keys: Tensor, values: Tensor) -> None:
         caches = (pool[layer, 0], pool[layer, 1])
-        torch_ops.write_cache(keys, values, caches, slots)
+        ops.write_cache(keys, values, caches, slots)
 
     return write
 
@@ -79,7 +81,11 @@ def weight_bytes(geometry: Geometry, itemsize: int | None = None) -> int:
 
 
 class Stack:
-    """The weights of one rank that is all there is, and one forward pass."""
+    """The weights of one rank that is all there is, and one forward pass.
+
+    `ops` are the operations around attention: `calibrate.kernels.torch_ops`, or another
+    module with the same functions.
+    """
 
     def __init__(
         self,
@@ -88,8 +94,11 @@ class Stack:
         generator: torch.Generator,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        ops: ModuleType = torch_ops,
     ) -> None:
         self.geometry = geometry
+        self.ops = ops
         self.dtype = dtype
         self.device = device
         self._generator = generator
@@ -102,8 +111,7 @@ class Stack:
         half = torch.arange(0, geometry.head_dim, 2, device=device)
         rates = ROPE_BASE ** (-half.double() / geometry.head_dim)
         angles = torch.arange(max_positions, device=device)[:, None] * rates
-        self.cosine = angles.cos()[:, None].to(dtype)
-        self.sine = angles.sin()[:, None].to(dtype)
+        self.turns = torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
 
     def _weight(self, n: int, k: int, scale: float) -> Tensor:
         drawn = torch.empty((n, k), dtype=self.dtype, device=self.device)
@@ -130,16 +138,15 @@ class Stack:
         out: Tensor | None = None,
     ) -> Tensor:
         """Return the logits of each query's last token, (num_queries, vocabulary)."""
-        cosine, sine = self.cosine[inputs.positions], self.sine[inputs.positions]
         hidden = functional.embedding(inputs.tokens, self.embedding)
         residual = torch.zeros_like(hidden)
         for number, layer in enumerate(self.layers):
-            normed = torch_ops.rms_norm_add(hidden, residual, layer.attention_norm)
+            normed = self.ops.rms_norm_add(hidden, residual, layer.attention_norm)
             query, key, value = self._project(layer, normed)
-            torch_ops.rotary(query, key, cosine, sine)
+            self.ops.rotary(query, key, inputs.positions, self.turns)
             write(number, key, value)
             hidden = self._finish(layer, attend(number, query), residual)
-        last = torch_ops.rms_norm_add(hidden, residual, self.norm)
+        last = self.ops.rms_norm_add(hidden, residual, self.norm)
         return torch.mm(last[inputs.last_rows], self.head.t(), out=out)
 
     def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,6 +164,6 @@ class Stack:
     def _finish(self, layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
         """Return what the second half of a layer adds to the residual."""
         hidden = torch.mm(attended.flatten(1), layer.o.t())
-        normed = torch_ops.rms_norm_add(hidden, residual, layer.mlp_norm)
-        gated = torch_ops.silu_and_mul(torch.mm(normed, layer.gate_up.t()))
+        normed = self.ops.rms_norm_add(hidden, residual, layer.mlp_norm)
+        gated = self.ops.silu_and_mul(torch.mm(normed, layer.gate_up.t()))
         return torch.mm(gated, layer.down.t())
