@@ -105,6 +105,7 @@ class InterTokenLatencies:
         self.steps = steps
         self.streaks = streaks
         self._kept: _Kept | None = None
+        self._ranked: dict[tuple[float, ...], list[float]] = {}
 
     @property
     def values_s(self) -> Floats:
@@ -172,7 +173,10 @@ class InterTokenLatencies:
         ValueError
             If there is no latency at all.
         """
-        return percentiles(self.batches, percents)
+        asked = tuple(percents)
+        if asked not in self._ranked:  # of a run, and of its only pool
+            self._ranked[asked] = percentiles(self.batches, asked)
+        return self._ranked[asked]
 
 
 def output_times(steps: StepTable) -> Iterator[Floats]:
