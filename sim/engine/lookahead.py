@@ -67,6 +67,7 @@ class DealtEngines(EnginesApart):
         self._requests = iter(requests)
         self._last_s = 0.0
         self._next_look_s = 0.0
+        self._dealt: list[list[Request]] = [[] for _ in engines]
         self._enders = [partial(self._ended, i, None) for i in range(len(engines))]
         super().__init__(env, engines, router, ())
 
@@ -77,19 +78,27 @@ class DealtEngines(EnginesApart):
     def _run_all(self, time_s: float, priority: float) -> None:
         """Run all engines up to a look at them."""
         self._next_look_s = time_s
-        for engine in self.engines:
+        for place, engine in enumerate(self.engines):
+            if self._dealt[place]:
+                self._take_in(place)
             engine.env.run_to(time_s, priority)
 
     def _deal(self, request: Request) -> int:
-        """Hand over a request for the time at which it comes; return where."""
+        """Choose where a request goes, which will be handed over; return where."""
         place = self.router.choose(request)
         self._last_s = request.arrival_s
         self._places[request.request_id] = place
         request.on_end = self._enders[place]
-        engine = self.engines[place]
-        coming = At(engine.env, request.arrival_s, ARRIVAL_PRIORITY)
-        coming.callbacks.append(partial(_take_in, engine, request))
+        self._dealt[place].append(request)
         return place
+
+    def _take_in(self, place: int) -> None:
+        """Hand an engine what was dealt to it, at the times at which that came."""
+        engine = self.engines[place]
+        for request in self._dealt[place]:
+            engine.env.run_to(request.arrival_s, ARRIVAL_PRIORITY)
+            engine.submit(request)
+        self._dealt[place].clear()
 
     def _close(self) -> None:
         """Let all engines end, none of which will be handed anything more."""
@@ -102,6 +111,8 @@ class DealtEngines(EnginesApart):
     def _finish(self) -> Generator[simpy.Event, Any, None]:
         """Run all engines to their ends, and the clock of the run to the last."""
         self._next_look_s = inf
+        for place in range(len(self.engines)):
+            self._take_in(place)
         self._close()
         for engine in self.engines:
             if not engine.done.processed:
@@ -196,9 +207,7 @@ class ByEnds(DealtEngines):
             while soonest[0][0] < now_s:
                 time_s, place = heappop(soonest)
                 if time_s == at_s[place]:
-                    clock = engines[place].env
-                    clock.run_to(time_s, SCRAPE_PRIORITY)
-                    time_s = at_s[place] = clock.next_s()
+                    time_s = at_s[place] = self._run_on(place, time_s)
                     heappush(soonest, (time_s, place))
             if self._stop_requested:
                 break
@@ -207,7 +216,7 @@ class ByEnds(DealtEngines):
             engine = engines[place]
             time_s = inf  # in a step in full: its next event
             if engine.may_reject(request):
-                engine.env.run_to(now_s, ARRIVAL_PRIORITY)
+                self._take_in(place)
                 time_s = engine.env.next_s()
             elif engine.stretch is not None:
                 time_s = engine.stretch.end_of_step(now_s)
@@ -218,9 +227,13 @@ class ByEnds(DealtEngines):
                 heappush(soonest, (time_s, place))
         yield from self._finish()
 
-
-def _take_in(engine: Engine, request: Request, _: object) -> None:
-    engine.submit(request)
+    def _run_on(self, place: int, time_s: float) -> float:
+        """Run an engine until a time; return when something happens there next."""
+        if self._dealt[place]:
+            self._take_in(place)
+        clock = self.engines[place].env
+        clock.run_to(time_s, SCRAPE_PRIORITY)
+        return clock.next_s()
 
 
 def _close(engine: Engine, _: object) -> None:
