@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from calibrate.estimators.costs import CostSum
 from calibrate.estimators.kernel import KernelEstimator
 from calibrate.estimators.neighbours import Neighbours
 from calibrate.estimators.residual import TreeResidual
@@ -27,17 +28,15 @@ _STEPS: Final = (16, 64, 128, 256)
 """Multiples of m at which kernels jump."""
 
 
-_TURNED: Final = (0.25, 0.125)
-"""Say of the turned product where its rows were measured, and where they were not.
-Of 16 bits alone: scales of FP8 and less belong to tokens and weights in other ways."""
-_FEWEST_ROWS: Final = 64
-"""Rows of weights that the turned product needs; fewer are another kernel."""
-_LAST_OCTAVES: Final = 4
+_LAST_OCTAVES: Final = 5
 """Of tokens, up to the most, whose products tell how those of more tokens go on."""
+_PRICED_OCTAVES: Final = 2.5
+"""The last of them, which tell what each cost of a longer one is."""
+_SHORTEST_ROW: Final = 256
+"""Rows of weights that a token's share of an output takes at least."""
 _MOST_WAVES: Final = 5.0
 _MOST_CACHES: Final = 3.0
 """Octaves of waves of tiles, and of caches of bytes, from which all are alike."""
-_STARTING_S: Final = 3e-6
 
 
 class Gemm(KernelEstimator):
@@ -50,8 +49,10 @@ class Gemm(KernelEstimator):
     also sees the neighbours' times, has half of the say. Elsewhere it has none: on
     shapes of weights that were not measured it is a fifth worse than the others.
 
-    Beyond the most tokens one that saw the longest products has half, by features that
-    longer ones stay within: how full waves of tiles are, FLOPs a byte, caches of bytes.
+    Beyond the most tokens the costs of the longest products are added up (`CostSum`),
+    and one forest says what they miss, by features that longer products stay within:
+    how full waves of tiles are, FLOPs a byte, which cost is how much of the time, and
+    how long the chip computes, by which some chips slow their clock.
     """
 
     operation = "gemm"
@@ -61,6 +62,7 @@ class Gemm(KernelEstimator):
     batch = "n"
     long = "m"
     choice = 4
+    fades = True
     forests = (("squared_error", 1.0), ("absolute_error", 0.5))
     trees = 150
     fewer = 3
@@ -88,6 +90,7 @@ class Gemm(KernelEstimator):
         self.beside_ = TreeResidual(
             num_iterations=self.num_iterations, seed=self.seed, fewer=self.fewer
         )
+        self.costs_ = CostSum()
         self.onward_ = TreeResidual(
             num_iterations=self.num_iterations,
             seed=self.seed,
@@ -134,48 +137,59 @@ class Gemm(KernelEstimator):
         """Learn the longest products when first asked for longer ones."""
         if self._for_onward is not None:
             columns, time_s = self._for_onward
-            last = columns["m"] >= self.longest_ / 2.0**_LAST_OCTAVES
-            part = {key: values[last] for key, values in columns.items()}
-            log_limit = np.log(time_s[last] / self._limit_s(part))
-            self.onward_.fit(self._lasting_features(part), log_limit)
+            part, last_s = self._last(columns, time_s, _PRICED_OCTAVES)
+            self.costs_.fit(part["dtype"], self._amounts(part), last_s)
+            part, last_s = self._last(columns, time_s, _LAST_OCTAVES)
+            costs_s = self.costs_.predict(part["dtype"], self._amounts(part))
+            self.onward_.fit(self._lasting_features(part), np.log(last_s / costs_s))
             self._for_onward = None
         return self.onward_
 
+    def _last(
+        self, columns: Columns, time_s: Floats, octaves: float
+    ) -> tuple[Columns, Floats]:
+        """Return the products of the most tokens of each kind."""
+        kinds = columns["dtype"].astype(np.int64)
+        most = np.zeros(kinds.max() + 1)
+        np.maximum.at(most, kinds, columns["m"])
+        last = columns["m"] >= most[kinds] / 2.0**octaves
+        return {key: values[last] for key, values in columns.items()}, time_s[last]
+
     def _alone(self, columns: Columns) -> Floats:
-        found = super()._residual(columns)
-        if self.few_:
-            return found
-        beyond = np.flatnonzero(columns["m"] > self.longest_)
-        if len(beyond):
-            part = {key: values[beyond] for key, values in columns.items()}
-            turned = self._turned(part, found[beyond])
-            found[beyond] = (turned + self._onward(part)) / 2.0
+        beyond = np.zeros(len(columns["m"]), dtype=np.bool_)
+        if not self.few_:
+            beyond = columns["m"] > self.longest_
+        found = np.empty(len(beyond))
+        for own, residual in ((~beyond, super()._residual), (beyond, self._onward)):
+            if own.any():
+                part = {key: values[own] for key, values in columns.items()}
+                found[own] = residual(part)
         return found
 
     def _onward(self, columns: Columns) -> Floats:
-        """Return the residual of the trees that know the longest products alone."""
-        limit_s = self._limit_s(columns)
+        """Return the residual of products of more tokens than were measured."""
+        missed = self._learn_onward().predict(self._lasting_features(columns))
+        costs_s = self.costs_.predict(columns["dtype"], self._amounts(columns))
         base_s = self.roofline_.predict(self.work(columns))
-        features = self._lasting_features(columns)
-        log_time = np.log(limit_s) + self._learn_onward().predict(features)
-        found: Floats = log_time - np.log(base_s)
+        found: Floats = np.log(costs_s / base_s) + missed
         return found
 
-    def _limit_s(self, columns: Columns) -> Floats:
-        """Return the seconds that FLOPs or bytes ask for, whichever is more."""
-        work = self.work(columns)
-        bus_s = work.bytes / self.device.bandwidth_bytes_per_s
-        return np.maximum(work.flops_s, bus_s) + _STARTING_S
+    def _amounts(self, columns: Columns) -> Floats:
+        """Return (n, c) of what a product may cost: calls, elements, FLOPs and so on.
 
-    def _turned(self, columns: Columns, own: Floats) -> Floats:
-        """Return the residual with what the turned products have to say."""
-        m, n = columns["m"], columns["n"]
-        turned = {**columns, "m": np.minimum(n, self.longest_), "n": m}
-        share = np.where(n <= self.longest_, *_TURNED)
-        own_kernel = (n < _FEWEST_ROWS) | (columns["weight_bits"] != 16)
-        share = np.where(own_kernel, 0.0, share)
-        mixed: Floats = own + share * (super()._residual(turned) - own)
-        return mixed
+        Some kernels scale each token first, some read what has left the cache, and all
+        compute whole tiles, in waves.
+        """
+        m, n, k = (columns[key].astype(float) for key in "mnk")
+        work, cache = self.work(columns), self.device.l2_bytes
+        padded = _whole(m, 128) * _whole(n, 128) * k
+        found = [np.ones_like(m), m, m * k, m * n, n * k, work.flops_s]
+        found += [padded, m * np.maximum(n, _SHORTEST_ROW) * k]
+        found += [np.maximum(size - cache, 0.0) for size in (work.bytes, 2.0 * m * n)]
+        for tiles in self._tiles(columns):
+            waves = np.ceil(tiles / self.device.num_sms)
+            found += [waves, waves * k]
+        return np.stack(found, axis=1)
 
     def floor(self, columns: Columns) -> Floats:
         """Return FLOPs at their peak, and bytes where they do not fit the L2 cache.
@@ -222,7 +236,9 @@ class Gemm(KernelEstimator):
             columns["dtype"].astype(float),
             columns["weight_bits"].astype(float),
             np.log2(work.flops_s / work.bytes),
+            np.log2(work.flops_s),
             *(np.clip(each, -_MOST_CACHES, _MOST_CACHES) for each in of_caches),
+            *self.costs_.shares(columns["dtype"], self._amounts(columns)).T,
         ]
         for tiles in self._tiles(columns):
             waves = tiles / self.device.num_sms
@@ -238,6 +254,12 @@ class Gemm(KernelEstimator):
             yield np.ceil(m / rows) * np.ceil(n / width)
 
 
+def _whole(size: Floats, step: int) -> Floats:
+    """Return the size rounded up to whole steps."""
+    found: Floats = step * np.ceil(size / step)
+    return found
+
+
 def _fractions(m: Floats) -> list[Floats]:
     """Return how full the last step of rows is."""
-    return [m / (step * np.ceil(m / step)) for step in _STEPS]
+    return [m / _whole(m, step) for step in _STEPS]

@@ -71,6 +71,9 @@ class KernelEstimator(ABC):
     choice: ClassVar[int] = 2
     """Power of their errors by which two growths beyond the longest points are weighed
     against each other."""
+    fades: ClassVar[bool] = False
+    """Whether the line counts for less where more octaves lie beyond the longest
+    point: it is judged within one."""
     keys: ClassVar[tuple[str, ...]] = ()
     """Columns that tell kinds of the kernel apart; time grows along the others."""
     reach: ClassVar[float] = 0.0
@@ -360,6 +363,8 @@ class Trend:
         curves = curves.of(outside)
         line_s = self._straight(part, curves)
         share = self.shares_[curves.kind, curves.geometry]
+        if self.estimator.fades:
+            share = share / (1.0 + np.log2(part[self.estimator.long] / curves.edge))
         found = time_s.copy()
         found[outside] = line_s**share * time_s[outside] ** (1.0 - share)
         return found

@@ -14,6 +14,7 @@ from calibrate.estimators import (
     PrefillAttention,
     Swap,
 )
+from calibrate.estimators.costs import CostSum
 from calibrate.estimators.points import aggregated, longest_share
 from calibrate.estimators.residual import KernelResidual, TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
@@ -275,22 +276,37 @@ def test_weights_in_the_cache_may_be_faster_than_the_bus():
     assert gemm.floor(large)[0] > 2 * 65536 * 16384 / 4.8e12 / 1.11
 
 
-def test_products_of_eight_bits_are_not_turned():
-    """Beyond the most tokens rows of weights say nothing: their scales are others."""
-    powers = 2 ** np.arange(13)
-    sizes = np.meshgrid(powers[:10], powers[6:], 3 * powers[6:12], indexing="ij")
+def test_each_cost_of_a_longer_product_grows_by_its_own_amount():
+    """Scales of tokens cost what weights never say; long products slow the clock."""
+    powers = 2 ** np.arange(14)
+    sizes = np.meshgrid(powers[2:10], powers[5:], powers[5:], indexing="ij")
     m, n, k = (size.ravel() for size in sizes)
-    many = columns(m=m, n=n, k=k, weight_bits=8, dtype=0)
+    table = columns(m=m, n=n, k=k, weight_bits=16, dtype=0)
 
     def seconds(table):
         work = Gemm(DEVICE).work(table)
-        slow = np.where(table["n"] > 1024, 3.0, 1.0)
-        return slow * (5e-6 + work.flops_s / 0.7 + work.bytes / 3e12)
+        rate = np.where(work.flops_s > 2e-6, 0.5, 0.8)
+        return 5e-6 + 6e-9 * table["m"] + work.flops_s / rate
 
-    fitted = Gemm(DEVICE, num_iterations=15).fit(many, seconds(many))
-    beyond = columns(m=4096, n=[256, 512, 1024], k=1536, weight_bits=8, dtype=0)
-    assert mape(fitted.predict(beyond), seconds(beyond)) < 0.25
-    assert fitted.extrapolated(beyond).all()
+    fitted = Gemm(DEVICE, num_iterations=60).fit(table, seconds(table))
+    for weights in (32, 256, 4096):
+        beyond = columns(
+            m=[1024, 2048, 4096], n=weights, k=weights, weight_bits=16, dtype=0
+        )
+        assert mape(fitted.predict(beyond), seconds(beyond)) < 0.08, weights
+
+
+def test_a_sum_of_costs_has_no_price_below_zero():
+    random = np.random.default_rng(0)
+    amounts = random.uniform(1.0, 100.0, (500, 3))
+    kinds = np.arange(500) % 2 * 3
+    prices = np.array([[2e-6, 0.0, 1e-7], [0.0, 5e-7, 1e-6]])
+    time_s = (amounts * prices[kinds // 3]).sum(axis=1)
+    time_s[::50] *= 4.0  # a call that was held up tells nothing of its cost
+    costs = CostSum().fit(kinds, amounts, time_s)
+    assert (costs.prices_ >= 0.0).all()
+    assert costs.prices_ == pytest.approx(prices, rel=0.02, abs=1e-8)
+    assert costs.shares(kinds, amounts).sum(axis=1) == pytest.approx(1.0)
 
 
 def test_a_plain_judge_of_products_learns_no_neighbours():
