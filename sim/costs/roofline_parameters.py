@@ -368,8 +368,9 @@ class RooflineParameters:
 
     @property
     def has_own_link(self) -> bool:
-        """Whether GPUs are joined as their datasheet says."""
-        return self.link().bytes_per_s == link_of(self.gpu).bytes_per_s
+        """Whether GPUs are joined as is assumed of their datasheet, or as it says."""
+        own = link_of(self.gpu).bytes_per_s, self.gpu.interconnect_bytes_per_s
+        return self.link().bytes_per_s in own
 
     def exchange(self) -> Exchange:
         """Return how tokens come to the experts of all ranks."""

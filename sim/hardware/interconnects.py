@@ -109,7 +109,8 @@ INTERCONNECTS: Mapping[str, Interconnect] = MappingProxyType(
 DEFAULT_NETWORK = "infiniband_ndr"
 """What connects nodes where nothing is said: a port a GPU, as in a DGX H100 or H200."""
 
-_PCIE4_BYTES_PER_S = 32e9
+_PCIE_BYTES_PER_S: Final = {3: 16e9, 4: 32e9, 5: 64e9}
+"""Of 16 lanes, by generation."""
 _SWITCHED_FROM_BYTES_PER_S = 200e9
 """GPUs whose datasheet gives as much reach each other over NVLink switches."""
 
@@ -144,15 +145,34 @@ def load_interconnect(given: str | Mapping[str, Any]) -> Interconnect:
 
 
 def link_of(gpu: GpuSpec) -> Interconnect:
-    """Return the link between GPUs of a node that a datasheet speaks of."""
+    """Return the link between GPUs of a node that a datasheet speaks of.
+
+    GPUs on PCIe are taken to send each other everything through the host. GeForce
+    drivers give no peer access; of other cards NCCL does not use it across host
+    bridges, but in AMD hosts of two GPUs (``src/graph/paths.cc``), and hosts that
+    translate addresses and virtual machines have none.
+    """
     rate = gpu.interconnect_bytes_per_s
+    if gpu.consumer or rate in _PCIE_BYTES_PER_S.values():
+        return INTERCONNECTS[f"pcie{_generation(gpu)}_no_peer"]
     switched = rate >= _SWITCHED_FROM_BYTES_PER_S
-    if gpu.consumer:  # their driver gives no peer access
-        return INTERCONNECTS[
-            "pcie4_no_peer" if rate <= _PCIE4_BYTES_PER_S else "pcie5_no_peer"
-        ]
     hop_s = INTERCONNECTS["nvlink4" if switched else "pcie5"].hop_s
     return Interconnect(f"{gpu.name}'s own", rate, switched, hop_s, 8, gpu.source)
+
+
+def pcie_choices(gpu: GpuSpec) -> tuple[Interconnect, ...]:
+    """Return what may join GPUs that `link_of` has no peer access for, fastest first.
+
+    With peer access, through the host, and so behind one switch.
+    """
+    kinds = "", "_no_peer", "_shared_no_peer"
+    return tuple(INTERCONNECTS[f"pcie{_generation(gpu)}{kind}"] for kind in kinds)
+
+
+def _generation(gpu: GpuSpec) -> int:
+    rates = _PCIE_BYTES_PER_S.items()
+    enough = (number for number, rate in rates if rate >= gpu.interconnect_bytes_per_s)
+    return next(enough, max(_PCIE_BYTES_PER_S))
 
 
 def described(link: Interconnect) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from sim.config.plug import build
 from sim.costs import COST_MODELS
 from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
+from sim.costs.collectives import all_reduce_s
 from sim.costs.graphs import release_sizes
 from sim.costs.launches import EagerRooflineCost
 from sim.costs.pipeline import PipelineCost, StageLinks
@@ -27,7 +28,8 @@ from sim.hardware.capacity.arguments import (
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.capacity.sglang import is_sglang
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
-from sim.hardware.interconnects import link_of, load_interconnect
+from sim.hardware.interconnects import link_of, load_interconnect, pcie_choices
+from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
@@ -241,25 +243,35 @@ def _links(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in config.cost}
 
 
-def link_warnings(engine: EngineConfig, gpu: GpuSpec) -> list[str]:
-    """Say which access to each other's memory GPUs without NVLink are taken to have."""
-    if engine.tensor_parallel_size == 1 or engine.interconnect is not None:
+_TOLD_TOKENS: Final = 2048
+"""Of a step, whose all-reduce is told over each link."""
+
+
+def link_warnings(
+    engine: EngineConfig, gpu: GpuSpec, model: ModelArchitecture
+) -> list[str]:
+    """Say how GPUs without NVLink are taken to be joined, and what else would cost."""
+    num_ranks = engine.tensor_parallel_size
+    if num_ranks == 1 or engine.interconnect is not None:
         return []
     link = link_of(gpu)
-    if link.is_switched:
-        return []
     if link.has_peer_access:
-        return [
-            f"engine.interconnect: {gpu.name} is taken to have peer access over PCIe; "
-            "where 'nvidia-smi topo -p2p r' does not say OK (virtual machines, some "
-            "hosts), name pcie4_no_peer or pcie5_no_peer, by the host's slots, or "
-            "pcie5_shared_no_peer behind one switch, or fit it (--fit links): "
-            "all-reduces take twice to four times as long"
-        ]
+        return []
+    message = _TOLD_TOKENS * model.hidden_size * dtype_bytes(model.dtype)
+    told = {
+        each.name: f"{1e3 * all_reduce_s(each, num_ranks, message):.2g} ms"
+        for each in pcie_choices(gpu)
+        if num_ranks <= each.max_gpus
+    }
+    others = " and ".join(
+        f"{seconds} over {name}" for name, seconds in told.items() if name != link.name
+    )
+    why = "has no peer access" if gpu.consumer else "is taken to have no peer access"
     return [
-        f"engine.interconnect: {gpu.name} has no peer access, so its all-reduces go "
-        f"through the host at {link.bytes_per_s / 1e9:g} GB/s ({link.name}); name the "
-        "link if a bridge or a driver gives it, or fit it (--fit links)"
+        f"engine.interconnect: {gpu.name} {why}, so all-reduces go through the host at "
+        f"{link.bytes_per_s / 1e9:g} GB/s ({link.name}): {told[link.name]} for one of "
+        f"{_TOLD_TOKENS:,} tokens, which would take {others}; name the link by "
+        "'nvidia-smi topo -p2p r' and 'topo -m', or fit it (--fit links)"
     ]
 
 

@@ -87,7 +87,7 @@ class Pool:
         yield from moved_keys(config)
         yield from _tier_warnings(config.engine)
         if not {"interconnect", "link_bytes_per_s"} & set(config.cost):
-            yield from link_warnings(config.engine, self.gpu)
+            yield from link_warnings(config.engine, self.gpu, self.model)
 
     def why_stepwise(self) -> str:
         """Return why its engines take their steps one by one; empty if they do not."""

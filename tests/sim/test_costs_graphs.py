@@ -93,12 +93,15 @@ def test_where_no_graphs_run_sizes_are_refused() -> None:
 
 def test_gpus_without_peer_access_are_named() -> None:
     pair: dict[str, Any] = {"tensor_parallel_size": 2}
-    card = load_gpu("rtx_4090")
-    (line,) = link_warnings(engine(**pair), card)
-    assert "no peer access" in line
-    assert "pcie4_no_peer" in line
-    assert not link_warnings(engine(), card)
-    assert not link_warnings(engine(**pair, interconnect="pcie4"), card)
-    assert not link_warnings(engine(**pair), load_gpu("h100_sxm"))
-    (line,) = link_warnings(engine(**pair), load_gpu("rtx_a6000"))
-    assert "taken to have peer access" in line
+    card, model = load_gpu("rtx_4090"), load_model("Qwen/Qwen3-32B")
+    (line,) = link_warnings(engine(**pair), card, model)
+    assert "rtx_4090 has no peer access" in line
+    assert not link_warnings(engine(), card, model)
+    assert not link_warnings(engine(**pair, interconnect="pcie4"), card, model)
+    assert not link_warnings(engine(**pair), load_gpu("h100_sxm"), model)
+    (line,) = link_warnings(engine(**pair), load_gpu("rtx_pro_6000"), model)
+    assert "is taken to have no peer access" in line
+    assert "(pcie5_no_peer): 0.8 ms for one of 2,048 tokens" in line
+    assert "0.61 ms over pcie5 and 1.3 ms over pcie5_shared_no_peer" in line
+    (line,) = link_warnings(engine(tensor_parallel_size=4), load_gpu("l40s"), model)
+    assert "shared" not in line  # one switch joins two
