@@ -268,21 +268,9 @@ class DecodeScheduler(SglangScheduler):
 
     # -- batches --------------------------------------------------------------
 
-    def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
-        last, running = self._last, self.running_batch
-        if last is not None and last.mode is Mode.PREBUILT:
-            last.filter()
-            if not running.entries:
-                self.running_batch = ScheduleBatch(last.entries)
-            else:
-                running.entries = running.entries + last.entries
-        batch = self._prebuilt_batch()
-        if batch is not None or not self.running_batch.entries:
-            return batch
-        return self._decode_batch(output)
-
-    def _prebuilt_batch(self) -> ScheduleBatch | None:
-        """Return those that have arrived, as many as may run."""
+    def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
+        """Return those that have arrived, as many as may run: a prebuilt batch."""
+        del output
         most = self._num_admissible(len(self.running_batch.entries))
         taken, self.arrived = self.arrived[:most], self.arrived[most:]
         if not taken:

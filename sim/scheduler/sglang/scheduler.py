@@ -347,12 +347,9 @@ class SglangScheduler:
         ]
         need = adder.need(entry)
         out = self._policy.victims(entry, movable, need, adder.expected)
-        num_released = 0
-        for each in running.entries:
-            if each not in out:
-                continue
+        leaving = [each for each in running.entries if each in out]
+        for num_released, each in enumerate(leaving, start=1):
             adder.release(each)
-            num_released += 1
             num_left = len(running.entries) - num_released
             output.preemptions += self.holdings.retract(
                 each, num_left, entry, "a more urgent request waits"
@@ -425,11 +422,8 @@ class SglangScheduler:
             self._rested_s = finished[-1].finish_s
         assert self._processing is not None
         (output, entries), self._processing = self._processing, None
-        decoding = (
-            {entry for entry, _, _ in output.entries[-output.num_decoding :]}
-            if output.num_decoding
-            else set()
-        )
+        num_prompts = len(output.entries) - output.num_decoding
+        decoding = {entry for entry, _, _ in output.entries[num_prompts:]}
         is_decode = output.mode is Mode.DECODE
         self.ended = []
         if is_decode:
