@@ -377,6 +377,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return self._token_parts.keep(num_tokens, parts)
 
     def _allreduce_s(self, num_tokens: int) -> float:
+        if self.tensor_parallel_size == 1:
+            return 0.0
         message = num_tokens * self.model.hidden_size * dtype_bytes(self.model.dtype)
         one_s = all_reduce_s(self._link, self.tensor_parallel_size, message)
         return self._num_collectives * one_s

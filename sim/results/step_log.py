@@ -273,16 +273,19 @@ class StepLog:
         is_quiet: npt.NDArray[np.bool_],
     ) -> None:
         """Make steps of a stretch, each like its first, follow one another."""
-        first = np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
+        firsts = np.cumsum(num_steps) - num_steps
+        first = np.repeat(firsts, num_steps)
         offset = np.arange(len(first)) - first
         integers[_AT["step"]] += offset
-        is_later = np.flatnonzero(offset)
-        begun_s, before = self.ends_s, is_later - 1
-        if (
-            self.num_in_flight
-        ):  # with the output of the step before, which ran meanwhile
-            begun_s, before = self.outputs_s, is_later - 2 + self._num_awaited
-        floats[_AT["start_s"]][is_later] = np.frombuffer(begun_s)[before]
+        begun_s, num_before = self.ends_s, 1
+        if self.num_in_flight:
+            # with the output of the step before, which ran meanwhile
+            begun_s, num_before = self.outputs_s, 2 - self._num_awaited
+        start_s = floats[_AT["start_s"]]
+        first_s = start_s[firsts]
+        num_after = max(len(start_s) - num_before, 0)
+        start_s[num_before:] = np.frombuffer(begun_s)[:num_after]
+        start_s[firsts] = first_s
         num_decodes = integers[_AT["num_decodes"]] * is_quiet
         context = integers[_AT["num_decode_context_tokens"]]
         context += num_decodes * offset
@@ -300,7 +303,7 @@ class StepLog:
         new_blocks = np.zeros(len(first), np.int64)
         new_blocks[is_quiet] = np.frombuffer(self.new_blocks, np.int64)
         taken = np.cumsum(new_blocks)
-        taken -= (taken - new_blocks)[first]
+        taken -= (taken - new_blocks).take(first)
         for name in ("num_physical_blocks", "num_logical_blocks"):
             integers[_AT[name]] += taken
 
