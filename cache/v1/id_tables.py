@@ -8,7 +8,7 @@ from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from cache.stats import BlockObserver
     from cache.v1.tables import TableRequest
@@ -133,23 +133,23 @@ class IdTables:
             request.table += self.take(num_blocks)
         return True
 
-    def append_blocks(self, requests: Collection[TableRequest]) -> None:
-        num_blocks = len(requests)
+    def append_blocks(self, tables: Collection[list[int]]) -> None:
+        num_blocks = len(tables)
         if not self._is_stack or self.observer is not None:
             block_ids = self.take(num_blocks)
-            for request, block_id in zip(requests, block_ids, strict=True):
-                request.table.append(block_id)
+            for table, block_id in zip(tables, block_ids, strict=True):
+                table.append(block_id)
             return
         if num_blocks > len(self._free):
             self._add_unused(num_blocks)
         pop = self._free.pop
-        for request in requests:
-            request.table.append(pop())
+        for table in tables:
+            table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
 
     def append_rounds(
-        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+        self, buckets: Sequence[Mapping[Any, list[int]]], first: int, num_rounds: int
     ) -> list[int]:
         start = first % len(buckets)
         rounds = [*buckets[start : start + num_rounds]]
@@ -158,15 +158,15 @@ class IdTables:
         sizes = [*map(len, rounds)]
         if not self._is_stack or self.observer is not None:
             for opening in rounds:
-                self.append_blocks(opening)
+                self.append_blocks(opening.values())
             return sizes
         num_blocks = sum(sizes)
         if num_blocks > len(self._free):
             self._add_unused(num_blocks)
         pop = self._free.pop
         for opening in rounds:  # quicker than a chain of a few
-            for request in opening:
-                request.table.append(pop())
+            for table in opening.values():
+                table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
         return sizes
@@ -174,7 +174,7 @@ class IdTables:
     def register(self, request: TableRequest, num_tokens: int) -> None:
         pass  # as below
 
-    def register_blocks(self, requests: Iterable[TableRequest]) -> None:
+    def register_blocks(self, tables: Iterable[list[int]]) -> None:
         pass  # without prefix caching there is nothing to register
 
     def free(self, request: TableRequest) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from cache.stats import BlockObserver
     from cache.tokens import TokenIds
@@ -233,33 +233,33 @@ class Tables(Protocol):
 class QuickTables(Tables, Protocol):
     """Tables that serve many decodes at once."""
 
-    def append_blocks(self, requests: Collection[TableRequest]) -> None:
-        """Give each request one new block, in order: decodes whose block is full.
+    def append_blocks(self, tables: Collection[Any]) -> None:
+        """Give each table one new block, in order: of decodes whose block is full.
 
         Raises
         ------
         NoFreeBlocksError
-            If more requests are given than blocks are free; nothing changes.
+            If more tables are given than blocks are free; nothing changes.
         """
         ...
 
-    def register_blocks(self, requests: Collection[TableRequest]) -> None:
-        """Make the oldest unregistered block of each request findable, in order.
+    def register_blocks(self, tables: Collection[Any]) -> None:
+        """Make the oldest unregistered block of each table findable, in order.
 
         The caller knows that a decode has just filled it.
         """
         ...
 
     def append_rounds(
-        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+        self, buckets: Sequence[Mapping[Any, Any]], first: int, num_rounds: int
     ) -> list[int]:
         """Let decodes go on for some steps: append and register, step after step.
 
         Parameters
         ----------
         buckets
-            Requests that open a block in the same steps, and have filled their last one
-            in the step before; by step, modulo the number of buckets.
+            Tables, by request, that open a block in the same steps, and have filled
+            their last one in the step before; by step, modulo the number of buckets.
         first, num_rounds
             Steps to go through; the caller has tested that the free blocks suffice.
 

@@ -19,7 +19,7 @@ from sim.engine.stretch import Stretch
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     import simpy
 
@@ -228,8 +228,7 @@ class Engine:
         priority = self._priority
         looks_ahead = self.looks_ahead and self.is_interruptible
         recorder, log = self.recorder, self.recorder.steps
-        ends_s, active = log.ends_s, recorder.active
-        chunk_rows = log.chunk_rows
+        ends_s, active, chunk_rows = log.ends_s, recorder.active, log.chunk_rows
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = scheduler.add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
@@ -242,8 +241,7 @@ class Engine:
         group_usage, beside = recorder.groups, self.beside
         groups: Any = getattr(scheduler, "groups", None)
 
-        step = self.num_steps
-        now_s: float = env.now
+        step, now_s = self.num_steps, float(env.now)
         arrivals = iter(self.arrivals)
         upcoming: Any = next(arrivals, None)
         next_s = inf if upcoming is None else upcoming.arrival_s
@@ -278,7 +276,7 @@ class Engine:
                 continue
             way = ways.look()
             takes_stretches, drains = way.takes_stretches, way.drains
-            take_step, appear = way.take, way.appear
+            take_step, appear, tells_quiet = way.take, way.appear, way.tells_quiet
             look = min(observers.next_step, step + MAX_NUM_QUIET_STEPS)
             event_s = events[0][0] if events else inf
 
@@ -377,7 +375,9 @@ class Engine:
                     self.is_alone = False
 
                 # -- tokens appear, and finished requests leave
-                finished = appear(step, end_s)
+                finished: Sequence[Request] = ()
+                if not num_steps or step == due_steps[0] or tells_quiet:
+                    finished = appear(step, end_s)
                 if finished:
                     recorder.finished(finished, way.num_later_steps)
                     if len(ends_s) >= chunk_rows or self.stop_requested:

@@ -181,14 +181,14 @@ class Twins:
             request.num_tokens = request.num_computed_tokens + 1
             # A block of one token is opened and filled at once: keep the order.
             if size == 1:
-                self.fast.append_blocks([request])
-                self.fast.register_blocks([request])
+                self.fast.append_blocks([request.table])
+                self.fast.register_blocks([request.table])
             assert self.slow.allocate_slots(request, 1)
             request.num_computed_tokens += 1
         if size > 1:
-            self.fast.append_blocks(opening)
+            self.fast.append_blocks([r.table for r in opening])
             self.fast.register_blocks(
-                [r for r in others if r.num_computed_tokens % size == 0]
+                [r.table for r in others if r.num_computed_tokens % size == 0]
             )
         assert may_hit or self.fast.watch_hit == was_hit
         return starved

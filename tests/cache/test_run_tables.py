@@ -71,8 +71,8 @@ def test_of_blocks_that_are_not_full_the_last_is_reused_first(
     manager = tables(6, unhashed_first=unhashed_first)
     first = request(0, (2, 20))
     admit(manager, first)
-    manager.append_blocks([first])
-    manager.append_blocks([first])
+    manager.append_blocks([first.table])
+    manager.append_blocks([first.table])
     manager.free(first)
     assert manager.free_block_ids() == free
 
@@ -159,7 +159,7 @@ def test_a_decode_that_evicts_a_block_leaves_its_copy_findable() -> None:
     assert manager.extend(first, 64, 0)
     assert manager.block_ids(second) == [1, 2, 3, 4]
     manager.free(second)
-    manager.append_blocks([first])
+    manager.append_blocks([first.table])
     assert manager.block_ids(first) == [1, 5, 6, 7, 4]
     assert found_ids(manager, request(2, (2, 65))) == [1, 2, 3, 7]
     manager.check([first])
@@ -171,9 +171,9 @@ def test_a_decode_takes_a_block_and_registers_it_when_it_is_full() -> None:
     for each in (first, second):
         admit(manager, each)
     for num_registered in (2, 3):
-        manager.append_blocks([second, first])
+        manager.append_blocks([second.table, first.table])
         assert manager.num_registered_blocks(second) == num_registered
-        manager.register_blocks([second, first])
+        manager.register_blocks([second.table, first.table])
         assert manager.num_registered_blocks(second) == num_registered + 1
     assert manager.block_ids(second) == [3, 4, 5, 7]
     assert manager.block_ids(first) == [1, 2, 6, 8]
@@ -185,12 +185,12 @@ def test_what_is_generated_after_a_hit_begins_an_extent_of_its_own() -> None:
     manager = tables()
     writer = request(0, (2, 16))
     admit(manager, writer)
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     reader = request(1, (2, 16), (1000, 17))
     assert admit(manager, reader).num_blocks == 2
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     assert manager.block_ids(writer) == [1, 2, 4]
     assert manager.block_ids(reader) == [1, 2, 3]
     manager.check([writer, reader])
@@ -202,13 +202,13 @@ def test_an_answer_goes_on_behind_where_a_reader_cut_it() -> None:
     writer = request(0, (2, 16))
     admit(manager, writer)
     for _ in range(3):
-        manager.append_blocks([writer])
-        manager.register_blocks([writer])
+        manager.append_blocks([writer.table])
+        manager.register_blocks([writer.table])
     reader = request(1, (2, 16), (1000, 33))
     assert admit(manager, reader).num_blocks == 3
     manager.free(reader)
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     assert manager.block_ids(writer) == [1, 2, 3, 4, 5]
     assert manager.find(request(2, (2, 16), (1000, 65)), 81).num_blocks == 5
     manager.check([writer])
@@ -254,18 +254,18 @@ def test_a_watch_waits_for_the_block_behind_the_hits() -> None:
     manager.watch(head, head.num_tokens, manager.find(head, head.num_tokens))
     admit(manager, request(2, (8, 16)))
     assert not manager.watch_hit
-    manager.append_blocks([writer])
+    manager.append_blocks([writer.table])
     assert not manager.watch_hit
-    manager.register_blocks([writer])
+    manager.register_blocks([writer.table])
     assert manager.watch_hit
     manager.watch(head, head.num_tokens, manager.find(head, head.num_tokens))
     assert not manager.watch_hit
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     assert manager.watch_hit
     manager.watch(None, 0, NOTHING_FOUND)
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     assert not manager.watch_hit
 
 
@@ -293,8 +293,8 @@ def test_a_watch_ends_with_what_a_look_up_asks_for() -> None:
     admit(manager, writer)
     # Of two full blocks the last is computed again, whoever has it.
     manager.watch(head, 32, manager.find(head, 32))
-    manager.append_blocks([writer])
-    manager.register_blocks([writer])
+    manager.append_blocks([writer.table])
+    manager.register_blocks([writer.table])
     assert not manager.watch_hit
 
 
@@ -327,7 +327,7 @@ def test_what_is_evicted_is_gone_without_a_garbage_collection() -> None:
         for i in range(3, 200):
             passing = request(i, (2, 32), (10 + 2 * i, 32), (11 + 2 * i, 48))
             admit(manager, passing)
-            manager.append_blocks([passing])
+            manager.append_blocks([passing.table])
             manager.free(passing)
         num_extents = sum(type(each) is Extent for each in gc.get_objects())
     finally:
@@ -344,7 +344,7 @@ def test_more_blocks_than_are_free_are_refused_and_nothing_changes() -> None:
         admit(manager, second)
     assert not manager.extend(first, 64, 32)
     with pytest.raises(NoFreeBlocksError, match="cannot take 2 blocks"):
-        manager.append_blocks([first, first])
+        manager.append_blocks([first.table, first.table])
     manager.check([first])
     assert manager.free_block_ids() == [3]
     assert manager.free(second) == 0

@@ -450,7 +450,7 @@ class RunDecodes(Decodes):
                 tables.open_blocks(table)
             if registers:
                 first = table.num_registered
-                tables.register_blocks((request,))
+                tables.register_blocks((table,))
                 tables.register_windows(request, table, first, first + 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import cycle, islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.hashing import BlockRuns
@@ -13,7 +13,7 @@ from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
 from cache.v1.tables import Found
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from cache.stats import BlockObserver
     from cache.tokens import TokenIds
@@ -204,25 +204,25 @@ class RunTables:
 
     # -- decodes --------------------------------------------------------------
 
-    def append_blocks(self, requests: Collection[TableRequest]) -> None:
-        num_blocks = len(requests)
+    def append_blocks(self, tables: Collection[RunTable]) -> None:
+        num_blocks = len(tables)
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        self._append(requests)
+        self._append(tables)
 
-    def _append(self, requests: Collection[TableRequest]) -> None:
-        pop = self._pool.ids_to_pop(len(requests)).pop
-        for request in requests:
-            request.table.unregistered.append(pop())
+    def _append(self, tables: Collection[RunTable]) -> None:
+        pop = self._pool.ids_to_pop(len(tables)).pop
+        for table in tables:
+            table.unregistered.append(pop())
 
     def append_known_rounds(
         self,
-        buckets: Sequence[Collection[TableRequest]],
+        buckets: Sequence[Mapping[Any, RunTable]],
         first: int,
         num_rounds: int,
-        filling: Collection[TableRequest],
+        filling: Collection[RunTable],
     ) -> list[int]:
         """Do as `append_rounds`, registering a block when the next one is opened.
 
@@ -237,16 +237,16 @@ class RunTables:
         self._num_registered += num_blocks - num_opened[0] + len(filling)
         append, register = self._append, self._register_filled
         if rounds[0]:
-            append(rounds[0])
+            append(rounds[0].values())
             register(filling)
         for opening in rounds[1:]:
             if opening:
-                append(opening)
-                register(opening)
+                append(opening.values())
+                register(opening.values())
         return num_opened
 
     def append_rounds(
-        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+        self, buckets: Sequence[Mapping[Any, RunTable]], first: int, num_rounds: int
     ) -> list[int]:
         start = first % len(buckets)
         rounds = list(islice(cycle(buckets), start, start + num_rounds + 1))
@@ -259,19 +259,18 @@ class RunTables:
         append, register = self._append, self._register_filled
         for opening, filling in pairwise(rounds):
             if opening:
-                append(opening)
+                append(opening.values())
             if filling:
-                register(filling)
+                register(filling.values())
         return num_opened
 
-    def register_blocks(self, requests: Collection[TableRequest]) -> None:
-        self._num_registered += len(requests)
-        self._register_filled(requests)
+    def register_blocks(self, tables: Collection[RunTable]) -> None:
+        self._num_registered += len(tables)
+        self._register_filled(tables)
 
-    def _register_filled(self, requests: Collection[TableRequest]) -> None:
+    def _register_filled(self, tables: Collection[RunTable]) -> None:
         watched = self._watched
-        for request in requests:
-            table: RunTable = request.table
+        for table in tables:
             extent = table.growing
             if (
                 extent.num_refs == 1

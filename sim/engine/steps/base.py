@@ -124,6 +124,8 @@ class Steps(ABC):
     takes_stretches, drains
         As of the latest `look`: whether quiet steps may be taken at once, and whether
         nothing is formed and only outputs are waited for.
+    tells_quiet
+        Whether `appear` is to be called after quiet steps that end no request, too.
     shape
         Of the batch that was formed.
     num_later_steps
@@ -134,6 +136,7 @@ class Steps(ABC):
     quiet: Any = None
     takes_stretches = False
     drains = False
+    tells_quiet = True
     num_later_steps = 0
 
     def __init__(self, owner: Owner) -> None:

@@ -61,6 +61,7 @@ class AheadSteps(ClockedSteps):
         self.num_later_steps = 1
         end_step = getattr(owner.scheduler, "end_step", None)
         if end_step is not None:
+            self.tells_quiet = True
             self.appear = partial(self._appear_beside, end_step)  # type: ignore[method-assign]
         # Copies of a tier add to steps, and are asked for each.
         self._may_hide = owner.pace is None and self._batches.beside is None
@@ -94,11 +95,12 @@ class AheadSteps(ClockedSteps):
             oldest_s = batches.last_s
             host_s, hidden_ns = batches.hosts[shape[0] + shape[2]]
             if now_s + host_s <= oldest_s:
-                end_s = oldest_s + (self._batch_total(*shape) - self._prepare_s)
+                batch_total, log_end = self._batch_total, self._log_end
+                end_s = oldest_s + (batch_total(*shape) - self._prepare_s)
                 if oldest_s < end_s < inf:
                     batches.last_s, turn_s = end_s, oldest_s
                     batches.hidden_ns += hidden_ns
-                    self._log_end(end_s)
+                    log_end(end_s)
         if turn_s is None:
             turn_s = batches.enter(now_s, shape, self._running or self._waiting)
         if (
@@ -242,7 +244,8 @@ class AheadQuietSteps(QuietSteps):
         else:
             turns_s = self._planned[: len(ends_s)]
         if turns_s:
-            self._log_ends(turns_s)
+            log_ends = self._log_ends
+            log_ends(turns_s)
             num_steps = len(turns_s)
             batches.hidden_ns += batches.quiet[num_decodes][1] * num_steps
             if beside is not None:

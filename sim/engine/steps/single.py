@@ -131,7 +131,8 @@ class QuietSteps:
             context += (num_steps - 1) * num_decodes
             shape = BatchShape(num_decodes, context, 0, 0, 0, 0)
             raise no_length(self._cost_model, shape, [now_s, *ends_s][-2])
-        self._log_ends(ends_s)
+        log_ends = self._log_ends
+        log_ends(ends_s)
         self._go_on(step, now_s, num_decodes, context, num_steps, is_new=is_new)
         return ends_s
 
@@ -150,6 +151,8 @@ class QuietSteps:
         Steps that are not new began when `ends_s` was asked.
         """
         tables, beside = self._tables, self.beside
+        # What is no method is looked up by name unless it is a local variable.
+        note_each, advance = self.note_each, self._advance
         if is_new:
             self._num_waiting = len(self.waiting)
         self._packed.append(
@@ -165,7 +168,7 @@ class QuietSteps:
                 num_steps,
             )
         )
-        self.note_each(self._advance(num_steps))
+        note_each(advance(num_steps))
 
 
 class WholeSteps(Steps):
@@ -247,6 +250,8 @@ class ClockedSteps(Steps):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         scheduler, beside, model = owner.scheduler, owner.beside, owner.cost_model
+        # What a step in full brings is there at its own end.
+        self.tells_quiet = beside is not None
         asked = scheduler if beside is None else beside
         self.due_steps = owner.calendar.steps
         self._running, self._waiting = scheduler.running, scheduler.waiting
@@ -292,19 +297,20 @@ class ClockedSteps(Steps):
 
     def take(self, step: int, now_s: float) -> float:
         scheduler, shape = self._scheduler, self._formed(step, now_s)
-        end_s = now_s + self._batch_total(*shape)
+        batch_total, log_end = self._batch_total, self._log_end
+        end_s = now_s + batch_total(*shape)
         if not now_s < end_s < inf:
             self._check_length(now_s, end_s)
             return end_s
-        self._log_end(end_s)
+        log_end(end_s)
         if scheduler.preemptions or scheduler.passed_over or not (shape[0] or shape[3]):
             self._note(step, now_s)
         return end_s
 
     def _formed(self, step: int, now_s: float) -> tuple[int, ...]:
         """Form the batch of a step, and write it down; return its shape."""
-        scheduler = self._scheduler
-        shape = self.shape = self._form(now_s)
+        scheduler, form, usage_facts = self._scheduler, self._form, self._usage_facts
+        shape = self.shape = form(now_s)
         self._packed.append(
             pack_formed(
                 step,
@@ -312,7 +318,7 @@ class ClockedSteps(Steps):
                 len(self._running),
                 len(self._waiting),
                 *shape,
-                *self._usage_facts(),
+                *usage_facts(),
                 len(scheduler.preemptions),
                 scheduler.num_recomputed_tokens,
             )

@@ -78,29 +78,39 @@ class DecodeClock:
         Requests on the clock.
     num_base_tokens
         Sum of their `base_tokens`.
+    num_unknown_tokens
+        Tokens of each that are in flight when a step is formed, and not yet known.
     columns
         What follows them as they join and leave, or None.
     buckets
-        By phase, requests in running order; a request's phase is the step, modulo
-        `block_size`, in which it opens a block.
+        By phase, block tables by request, in running order; a request's phase is the
+        step, modulo `block_size`, in which it opens a block. A step that goes through
+        tables need not touch the requests, which would push others out of the
+        processor's cache.
     """
 
     __slots__ = (
+        "_joined",
+        "_joined_step",
         "_last_order",
         "block_size",
         "buckets",
         "columns",
         "num_base_tokens",
         "num_decodes",
+        "num_unknown_tokens",
     )
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.num_decodes = 0
         self.num_base_tokens = 0
+        self.num_unknown_tokens = 0
         self.columns: DecodeColumns | None = None
         self._last_order = -1  # of all that joined so far
-        self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._joined: Iterable[Request] = ()  # latest
+        self._joined_step = -1
+        self.buckets: list[dict[Request, Any]] = [{} for _ in range(block_size)]
 
     def join(self, request: Request, first_step: int) -> None:
         """Let `request` decode from `first_step` on; see `join_all`."""
@@ -112,18 +122,20 @@ class DecodeClock:
         Their `num_tokens` are those known at the start of that step.
         """
         buckets, block_size = self.buckets, self.block_size
+        known_step = first_step - self.num_unknown_tokens
         for request in requests:
-            base_tokens = request.base_tokens = request.num_tokens - first_step
+            base_tokens = request.base_tokens = request.num_tokens - known_step
             self.num_decodes += 1
             self.num_base_tokens += base_tokens
             bucket = buckets[(1 - base_tokens) % block_size]
-            bucket[request] = None
+            bucket[request] = request.table
             if request.order > self._last_order:
                 self._last_order = request.order
             else:  # prompts that ran behind it have completed before
                 in_order = sorted(bucket, key=attrgetter("order"))
                 bucket.clear()
-                bucket.update(dict.fromkeys(in_order))
+                bucket.update({each: each.table for each in in_order})
+        self._joined, self._joined_step = requests, first_step
         if self.columns is not None:
             for request in requests:
                 self.columns.join(request)
@@ -144,11 +156,11 @@ class DecodeClock:
         self.join(request, 1)
         request.num_tokens = num_tokens
 
-    def opening(self, step: int) -> dict[Request, None]:
+    def opening(self, step: int) -> dict[Request, Any]:
         """Return the requests that open a block in `step`, in running order."""
         return self.buckets[step % self.block_size]
 
-    def filling(self, step: int) -> dict[Request, None]:
+    def filling(self, step: int) -> dict[Request, Any]:
         """Return the requests that fill a block in `step`, in running order."""
         return self.buckets[(step + 1) % self.block_size]
 
@@ -194,6 +206,10 @@ class DecodeClock:
                     (1 - request.base_tokens) % self.block_size == phase,
                     f"decode clock: request {request.request_id} is in bucket {phase}",
                 )
+                require(
+                    bucket[request] is request.table,
+                    f"decode clock: request {request.request_id} has another table",
+                )
 
 
 class AheadDecodeClock(DecodeClock):
@@ -209,25 +225,20 @@ class AheadDecodeClock(DecodeClock):
     and a block is findable from the step on that opens the next one.
     """
 
-    __slots__ = ("_joined", "_joined_step")
+    __slots__ = ()
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self._joined: Iterable[Request] = ()
-        self._joined_step = -1
+        self.num_unknown_tokens = 1
 
-    def join_all(self, requests: Iterable[Request], first_step: int) -> None:
-        """Let requests decode from `first_step` on; see `DecodeClock.join_all`."""
-        DecodeClock.join_all(self, requests, first_step - 1)
-        self._joined, self._joined_step = requests, first_step
-
-    def filling(self, step: int) -> dict[Request, None]:
+    def filling(self, step: int) -> dict[Request, Any]:
         """Return the requests whose full block becomes findable in `step`, in order."""
         opening = self.buckets[step % self.block_size]
         if step != self._joined_step or opening.keys().isdisjoint(self._joined):
             return opening
         # blocks that prompts have filled are findable already
-        return {each: None for each in opening if each not in self._joined}
+        joined = self._joined
+        return {each: opening[each] for each in opening if each not in joined}
 
     def settle(self, request: Request, step: int) -> None:
         request.num_tokens = request.num_computed_tokens = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.v1.groups.decodes import later_phases
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.v1.clock import DecodeClock
 
-    Buckets = Sequence[dict[Request, None]]
+    Buckets = Sequence[dict[Request, Any]]
     Groups = BlockTables | GroupRunTables
 
 running_order = attrgetter("order")
@@ -79,12 +79,12 @@ class DecodeBlocks:
         if opening := self._buckets[step % self._period]:
             if len(opening) > tables.num_free_blocks:
                 return False
-            tables.append_blocks(opening)
+            tables.append_blocks(opening.values())
         if self._registers:
-            tables.register_blocks(self._clock.filling(step))
+            tables.register_blocks(self._clock.filling(step).values())
         return True
 
-    def in_need(self, step: int) -> dict[Request, None]:
+    def in_need(self, step: int) -> dict[Request, Any]:
         """Return the decodes that open, fill or give up a block in a step."""
         clock = self._clock
         opening = clock.opening(step)
@@ -121,7 +121,7 @@ class AheadDecodeBlocks(DecodeBlocks):
         self._append_known_rounds = tables.append_known_rounds
 
     def _known_rounds(self, buckets: Buckets, first: int, num_rounds: int) -> list[int]:
-        filling = self._clock.filling(first)
+        filling = self._clock.filling(first).values()
         return self._append_known_rounds(buckets, first, num_rounds, filling)
 
 
@@ -174,8 +174,8 @@ class GroupDecodeBlocks(DecodeBlocks):
         groups.decodes.go_on(self._buckets, step, self._first_steps())
         return True
 
-    def in_need(self, step: int) -> dict[Request, None]:
-        in_need: dict[Request, None] = {}
+    def in_need(self, step: int) -> dict[Request, Any]:
+        in_need: dict[Request, Any] = {}
         for phase in self._phases:
             in_need |= self._clock.opening(step - phase)
         return in_need | dict.fromkeys(self._first_steps())

@@ -141,7 +141,8 @@ class Scheduler(Holdings):
         self.step = step + 1
         self._first_admitted = self.num_admitted
         if self.waiting and not self.preemptions:
-            self._admit_waiting(budget, now_s)
+            admit_waiting = self._admit_waiting
+            admit_waiting(budget, now_s)
         if self.groups is not None:
             self.copies = self.groups.end_call()
         if not chunks.are_spaced:
@@ -331,7 +332,7 @@ class Scheduler(Holdings):
         while opening:
             num_free_blocks = tables.num_free_blocks
             if num_free_blocks:
-                tables.append_blocks(opening[:num_free_blocks])
+                tables.append_blocks([r.table for r in opening[:num_free_blocks]])
                 del opening[:num_free_blocks]
                 continue
             victim = next(reversed(self.running))
@@ -339,7 +340,7 @@ class Scheduler(Holdings):
             if victim is opening[-1]:
                 opening.pop()
         if self.enable_caching:
-            tables.register_blocks(self.clock.filling(step))
+            tables.register_blocks(self.clock.filling(step).values())
 
     def _victim(self, needs: Request) -> Request:
         """Choose the running request that loses its blocks; it may be `needs`."""
@@ -452,7 +453,8 @@ class Scheduler(Holdings):
         self.step = step + num_steps
         if self._chunks.are_spaced:
             self._chunks.pass_quietly(num_steps)
-        return self._decodes.rounds(self.clock.buckets, step, num_steps)
+        rounds = self._decodes.rounds
+        return rounds(self.clock.buckets, step, num_steps)
 
     @property
     def foresees_usage(self) -> bool:
