@@ -167,9 +167,9 @@ class StepLog:
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
         share = min(BATCH_ROWS, _MOST_ROWS_HELD // num_logs)
         least = min(CHUNK_ROWS, _LEAST_CHUNK_ROWS)
-        self._batch_rows = min(BATCH_ROWS, max(share, 2 * least))
-        self.chunk_rows = min(CHUNK_ROWS, self._batch_rows)
-        self._room_rows = self._batch_rows + self.chunk_rows + self.chunk_rows // 2
+        self.chunk_rows = max(min(share // 2, CHUNK_ROWS), least)
+        self._batch_rows = min(BATCH_ROWS, max(share, 2 * self.chunk_rows))
+        self._room_rows = self._batch_rows + 2 * self.chunk_rows
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
