@@ -118,9 +118,8 @@ class ChunkIndex:
         pages = keys >> _PAGE_BITS
         starts = (pages[1:] != pages[:-1]).nonzero()[0]
         starts += 1
-        first = [int(pages[0]), *pages[starts].tolist()]
-        rows = [*map(self._rows.get, first)]
-        held = np.array(self._take_rows(first, rows) if None in rows else rows)
+        rows = self._rows_of([int(pages[0]), *pages[starts].tolist()])
+        held = np.array(rows)
         self._num_begun = number = self._num_begun + 1
         self._held[number] = held
         lengths = np.empty(len(rows), np.int64)
@@ -135,17 +134,20 @@ class ChunkIndex:
         """Let go of pages."""
         del self._held[number]
 
-    def _take_rows(self, pages: list[int], rows: list[int | None]) -> list[int]:
-        """Give a row to each page that has none; return the rows of all."""
-        free, known = self._free_rows, self._rows
-        new = {page: None for page, row in zip(pages, rows, strict=True) if row is None}
-        if len(free) < len(new) and len(self.places) >= self._num_chunks:
+    def _rows_of(self, pages: list[int]) -> list[int]:
+        """Return the row of each page; a page that has none gets one."""
+        known, free = self._rows, self._free_rows
+        if len(free) < len(pages) and len(self.places) >= self._num_chunks:
             self._give_up_pages({*pages})
-        while len(free) < len(new):
+        while len(free) < len(pages):
             self._make_rows()
-        known.update(zip(new, reversed(free), strict=False))
-        del free[-len(new) :]
-        return [*map(known.__getitem__, pages)]
+        rows = []
+        for page in pages:
+            row = known.get(page)
+            if row is None:
+                row = known[page] = free.pop()
+            rows.append(row)
+        return rows
 
     def _give_up_pages(self, wanted: set[int]) -> None:
         """Free rows without a chunk or a holder; if they are few, make more.
