@@ -192,8 +192,7 @@ class Fleet:
 
     def _cached_blocks(self, places: Sequence[int], request: Request) -> list[int]:
         """Return how many leading blocks of a prompt engines have cached."""
-        asked, tokens = request.again(), request.tokens
-        num_tokens = request.num_prompt_tokens
+        tokens, num_tokens = request.tokens, request.num_prompt_tokens
         found = []
         for place in places:
             scheduler: Any = self.schedulers[place]
@@ -204,7 +203,8 @@ class Fleet:
                 num_blocks = num_tokens // tables.block_size
                 found.append(tables.num_cached(tokens, num_blocks))
             else:  # a token more, for the last block; what is noted is not the engine's
-                found.append(tables.find(asked, num_tokens + 1).num_blocks)
+                hit = tables.find(request.again(), num_tokens + 1)
+                found.append(hit.num_blocks)
         return found
 
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:
