@@ -128,6 +128,12 @@ def test_cuda_graphs_are_subtracted_since_0_21() -> None:
     assert estimate(engine_version="0.20").cuda_graph_bytes == 0
     assert estimate(engine_version="0.21").cuda_graph_bytes > 0
     assert estimate(engine_version="0.21", enforce_eager=True).cuda_graph_bytes == 0
+    # the second model runner of these takes graphs for nothing, and has no experts
+    assert estimate(engine_version="0.25").cuda_graph_bytes == 0
+    assert estimate(engine_version="0.28").cuda_graph_bytes == 0
+    assert estimate(engine_version="0.29").cuda_graph_bytes > 0
+    experts = {"model": "Qwen/Qwen3-30B-A3B", "engine_version": "0.26"}
+    assert estimate(**experts).cuda_graph_bytes > 0
 
 
 def test_inside_the_data_nothing_is_extrapolated() -> None:

@@ -185,6 +185,9 @@ ERAS: tuple[EngineEra, ...] = (
 )
 """Eras in order of release."""
 
+GRAPHS_TAKEN_FOR_NOTHING = range(25, 29)
+"""Releases whose second model runner keeps no memory for graphs beforehand."""
+
 NON_TORCH_PER_DOUBLING_GIB = 0.09
 """Growth from one tensor-parallel size to its double beyond those measured."""
 

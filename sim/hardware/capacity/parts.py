@@ -64,7 +64,7 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
             " use a larger tensor_parallel_size, quantization or a larger GPU"
         )
     graphs = 0.0
-    if era.subtracts_cuda_graphs and not arguments.enforce_eager:
+    if era.subtracts_cuda_graphs and not _sets_no_graphs_aside(arguments):
         drafter = arguments.drafter
         num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
         graphs = cuda_graph_gib(arguments.model.num_hidden_layers + num_layers)
@@ -79,6 +79,24 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
         expert_bytes=_expert_bytes(arguments, scheme),
         draft_bytes=drafter_bytes,
     )
+
+
+def _sets_no_graphs_aside(arguments: EngineArguments) -> bool:
+    """Whether no memory is kept for graphs before they are captured.
+
+    The second model runner, which serves models without experts and states since 0.25,
+    takes them for nothing before 0.29. In 0.24 it serves some of them by name, which
+    is left out; drafts of models are not told from n-grams, which the first one serves.
+
+    Source: vLLM 0.24 to 0.33, ``config/vllm.py`` (`use_v2_model_runner`) and
+    ``v1/worker/gpu/model_runner.py`` (`profile_cudagraph_memory`).
+    """
+    if arguments.enforce_eager:
+        return True
+    model = arguments.model
+    is_plain = not (model.num_experts or model.state_shape)
+    is_second = is_plain and not arguments.num_speculative_tokens
+    return is_second and arguments.engine_minor in constants.GRAPHS_TAKEN_FOR_NOTHING
 
 
 def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | None:
