@@ -164,7 +164,7 @@ class ParquetSteps:
 
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
-        """What stands at the end of the file: of many row groups, long to read."""
+        """The index at the end of the file, long where there are many row groups."""
         return pq.read_metadata(self.path)
 
     def _open(self) -> pq.ParquetFile:

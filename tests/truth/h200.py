@@ -48,7 +48,7 @@ read off steps of 513 to 768 tokens, which the GPU computes in 17 ms."""
 
 @cache
 def said() -> dict[str, Any]:
-    """What the engine said of itself, and the times of steps asked for one by one."""
+    """Return the engine's own facts, and times of steps asked for one by one."""
     found: dict[str, Any] = json.loads((MEASURED / "h200_vllm_0.26.json").read_text())
     return found
 
@@ -90,7 +90,7 @@ def decision_workload() -> DecisionWorkload:
 
 
 def our_steps() -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield what we decide in each of the engine's calls, and who is preempted.
+    """Yield our decisions in each of the engine's calls, and the requests preempted.
 
     A request is there from the call on before which it was added.
     """

@@ -85,7 +85,7 @@ def test_steps_of_decodes_take_what_they_took(cost: str) -> None:
 def test_a_minute_with_a_full_cache(
     cost: str, most_pct: dict[str, float], tmp_path: Path
 ) -> None:
-    """What remains is too short, as steps are by a twentieth; queues multiply it."""
+    """Steps with prompts are a twentieth too short, which queues multiply."""
     truth, summary = measured_ms(), run(COSTS[cost], tmp_path).summary
     for name, most in most_pct.items():
         error = 100.0 * (summary[f"mean_{name}_ms"] / truth[name] - 1.0)

@@ -98,7 +98,7 @@ class _Span:
 
 
 class BlockIndex:
-    """What each engine was sent: the latest so many blocks of each.
+    """The latest blocks that each engine was sent, so many of each.
 
     Blocks are remembered by runs, which cost one entry, not one a block. What an engine
     was sent of a run last stands before what is older and longer::

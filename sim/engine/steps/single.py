@@ -151,7 +151,7 @@ class QuietSteps:
         Steps that are not new began when `ends_s` was asked.
         """
         tables, beside = self._tables, self.beside
-        # What is no method is looked up by name unless it is a local variable.
+        # Python looks up by name a callable that is neither method nor local variable.
         note_each, advance = self.note_each, self._advance
         if is_new:
             self._num_waiting = len(self.waiting)
@@ -250,7 +250,7 @@ class ClockedSteps(Steps):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         scheduler, beside, model = owner.scheduler, owner.beside, owner.cost_model
-        # What a step in full brings is there at its own end.
+        # Quiet steps that end no request bring nothing, except beside a tier.
         self.tells_quiet = beside is not None
         asked = scheduler if beside is None else beside
         self.due_steps = owner.calendar.steps
