@@ -290,6 +290,7 @@ class StepLog:
         context = integers[_AT["num_decode_context_tokens"]]
         context += num_decodes * offset
         # All that run are decodes, and each has computed what it attends to.
+        num_others = integers[_AT["num_logical_tokens"]][is_quiet]
         for name, words in (
             ("num_running", num_decodes),
             ("num_logical_tokens", context + integers[_AT["num_logical_tokens"]]),
@@ -299,6 +300,7 @@ class StepLog:
             facts = np.frombuffer(self.facts, np.int64).reshape(-1, len(_IN_FACTS))
             for name, column in zip(_IN_FACTS, facts.T, strict=True):
                 integers[_AT[name]][is_quiet] = column
+            integers[_AT["num_logical_tokens"]][is_quiet] += num_others
             return
         new_blocks = np.zeros(len(first), np.int64)
         new_blocks[is_quiet] = np.frombuffer(self.new_blocks, np.int64)

@@ -225,7 +225,7 @@ def test_provenance_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--preset", "huge"], "unknown preset: 'huge'; use quick, default, extended"),
+        (["--preset", "huge"], "unknown preset: 'huge'; use quick, brief, default,"),
         (["--backend", "cudnn"], "unknown backend: 'cudnn'; use auto, vllm"),
         (["--ops", "gem"], "unknown operation: 'gem'; use decode_attention"),
         (["--time-limit", "0"], "time_limit must be a number of seconds above 0; got"),
