@@ -108,8 +108,7 @@ def gpu_executor(
     wanted = needs(geometry, facts, dtype.itemsize)
     check_memory(wanted, geometry.num_layers, free_bytes, free_host_bytes())
     generator = _seeded(device, seed)
-    layers = variants.get("layer") or [c.variant for c in gpu.choices("auto", ["norm"])]
-    ops = layer_ops("fused" if "fused" in layers else "torch")
+    ops = layer_ops(_layer_variant(gpu, variants.get("layer", ())))
     stack = Stack(geometry, facts.max_model_len, generator, dtype, device, ops=ops)
     moves = moves_on_gpu(gpu, geometry, facts, generator)
     prompts = variants.get("mixed_attention") or variants.get("prefill_attention")
@@ -143,9 +142,16 @@ def _variant(gpu: GpuDevice, operation: str, named: Sequence[str]) -> str:
             return variant
     raise UserError(
         f"the profile's {operation} is {', '.join(named)}, but here are "
-        f"{', '.join(here)}: replay on the machine that was measured, or fit it with "
-        "--variant"
+        f"{', '.join(here)}: replay where what was measured is installed, or fit it "
+        "with --variant"
     )
+
+
+def _layer_variant(gpu: GpuDevice, named: Sequence[str]) -> str:
+    """Return how norms and what is like them are run; samplers are torch's always."""
+    if named and "fused" not in named:
+        return "torch"
+    return _variant(gpu, "norm", ["fused"] if named else ())
 
 
 def _seeded(device: torch.device, seed: int) -> torch.Generator:

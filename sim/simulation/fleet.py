@@ -236,7 +236,7 @@ class Fleet:
                 router,
                 arrivals_s(self._specs),
             )
-        looks = _looks_at_caches(router)
+        looks = _looks_at_arrivals(router)
         reads = bool(getattr(router, "interval_s", None))
         is_told = looks or getattr(router, "knows_metrics_only", False)
         if _looks_when_it_likes(router) or (reads and not is_told):
@@ -434,6 +434,13 @@ def _looks_at_caches(router: Any) -> bool:
     """Whether a router asks what engines cache whenever a request comes."""
     names = signature(type(router)).parameters
     return bool(getattr(router, "hears_kv_events", "cached_blocks" in names))
+
+
+def _looks_at_arrivals(router: Any) -> bool:
+    """Whether a router looks at engines when a request comes: caches, or loads."""
+    takes_loads = "loads" in signature(type(router)).parameters
+    is_bound = bool(getattr(router, "looks_at_arrivals_only", False))
+    return _looks_at_caches(router) or (takes_loads and is_bound)
 
 
 def _looks_when_it_likes(router: Any) -> bool:

@@ -410,13 +410,16 @@ def test_a_profile_is_replayed_by_the_variants_that_it_stands_on(fitted: Path) -
 
 def test_a_variant_that_is_not_here_is_refused() -> None:
     torch_only()
-    from calibrate.replay.setup import _variant  # noqa: PLC0415
+    from calibrate.replay.setup import _layer_variant, _variant  # noqa: PLC0415
     from tests.calibrate.bench_device import cpu_device  # noqa: PLC0415
 
     device = cpu_device("torch")
     assert _variant(device, "decode_attention", ()) == "sdpa"
     with pytest.raises(UserError, match="is flash_attn, but here are sdpa"):
         _variant(device, "decode_attention", ["flash_attn"])
+    assert _layer_variant(device, ()) == _layer_variant(device, ["torch"]) == "torch"
+    with pytest.raises(UserError, match="norm is fused, but here are torch"):
+        _layer_variant(device, ["fused", "torch"])
 
 
 def test_whole_steps_that_do_not_fit_are_left_out_and_a_lost_device_ends_it() -> None:

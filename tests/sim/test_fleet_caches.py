@@ -34,13 +34,32 @@ class Warmest:
 '''
 
 
+EMPTIEST = '''
+class Emptiest:
+    """The engine whose pool is used least, as it is when a request comes."""
+
+    looks_at_arrivals_only = True
+
+    def __init__(self, num_engines, loads):
+        self.loads = loads
+
+    def choose(self, request):
+        usage = [load.kv_cache_usage for load in self.loads()]
+        return usage.index(min(usage))
+
+    def ended(self, request, place):
+        pass
+'''
+OWN = {"Warmest": WARMEST, "Emptiest": EMPTIEST}
+
+
 def fleet_of(kind: str, tmp_path: Path) -> dict[str, Any]:
     router: dict[str, Any] = {"kind": kind}
     if kind == "llm_d":
         router["precise"] = True
-    elif kind == "Warmest":
-        (tmp_path / "warmest.py").write_text(WARMEST)
-        router["kind"] = f"{tmp_path / 'warmest.py'}:Warmest"
+    elif kind in OWN:
+        (tmp_path / "own.py").write_text(OWN[kind])
+        router["kind"] = f"{tmp_path / 'own.py'}:{kind}"
     return {"pools": [{"name": "main", "replicas": 3}], "router": router}
 
 
@@ -66,7 +85,7 @@ def test_what_engines_cache_is_seen_as_it_is(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cost", "is_ahead"), [("roofline", True), ("constant", True), ("constant", False)]
 )
-@pytest.mark.parametrize("kind", ["llm_d", "dynamo_kv", "Warmest"])
+@pytest.mark.parametrize("kind", ["llm_d", "dynamo_kv", "Warmest", "Emptiest"])
 def test_engines_are_run_up_to_each_look_at_their_caches(
     kind: str, tmp_path: Path, cost: str, *, is_ahead: bool
 ) -> None:
