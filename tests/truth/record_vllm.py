@@ -3,11 +3,11 @@
 On a machine with a GPU and vLLM (0.26 was recorded; the names of its internals that are
 read here are those of 0.24 to 0.33)::
 
-    python -m tests.truth.record_vllm MODEL_FOLDER traffic.csv out.json
+    python -m tests.truth.record_vllm MODEL_FOLDER traffic.csv measured/h200
 
-The model's folder needs a config.json alone: weights are random, prompts are random
-tokens, ends are those of the file (columns arrival_s, num_prompt_tokens and
-num_output_tokens). The engine runs in this process, so that its scheduler can be looked
+Three files come of it: facts (JSON), requests and steps (Parquet). The model's folder
+needs a config.json alone: weights are random, prompts are random tokens, ends are those
+of the traffic (columns arrival_s, num_prompt_tokens and num_output_tokens). The engine runs in this process, so that its scheduler can be looked
 at; a request is given to it between two steps, which a server does beside them.
 """
 
@@ -23,6 +23,9 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 DECODES = ((1, 1024), (8, 2048), (32, 1024), (64, 512), (128, 256))
 """(sequences, prompt of each), forty tokens of each of which are timed."""
@@ -166,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder with a config.json")
     parser.add_argument("traffic", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, help="beginning of the files' names")
     parser.add_argument("--num-gpu-blocks", type=int, default=3500)
     given = parser.parse_args()
     with given.traffic.open() as lines:
@@ -185,9 +188,15 @@ def main() -> None:
         "plateaus": [(*each, decodes_s(recorder, *each)) for each in DECODES],
         "prompts": [(each, prompt_s(recorder, each)) for each in PROMPTS],
     }
-    found["requests"] = recorder.run(jobs)
-    found |= {"steps": recorder.steps, "preemptions": recorder.preemptions}
-    given.out.write_text(json.dumps(found))
+    requests = recorder.run(jobs)
+    found["preemptions"] = recorder.preemptions
+    for step in recorder.steps:
+        used = step.pop("kv_cache_usage") * (given.num_gpu_blocks - 1)
+        step["num_used_blocks"] = round(used)
+    given.out.with_name(f"{given.out.name}.json").write_text(json.dumps(found))
+    for name, rows in {"requests": requests, "steps": recorder.steps}.items():
+        path = given.out.with_name(f"{given.out.name}_{name}.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 if __name__ == "__main__":
