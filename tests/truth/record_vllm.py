@@ -7,8 +7,9 @@ read here are those of 0.24 to 0.33)::
 
 Three files come of it: facts (JSON), requests and steps (Parquet). The model's folder
 needs a config.json alone: weights are random, prompts are random tokens, ends are those
-of the traffic (columns arrival_s, num_prompt_tokens and num_output_tokens). The engine runs in this process, so that its scheduler can be looked
-at; a request is given to it between two steps, which a server does beside them.
+of the traffic (columns arrival_s, num_prompt_tokens and num_output_tokens). The engine
+runs in this process, so that its scheduler can be looked at; a request is given to it
+between two steps, which a server does beside them.
 """
 
 from __future__ import annotations
