@@ -52,7 +52,8 @@ class Gemm(KernelEstimator):
     Beyond the most tokens the costs of the longest products are added up (`CostSum`),
     and one forest says what they miss, by features that longer products stay within:
     how full waves of tiles are, FLOPs a byte, which cost is how much of the time, and
-    how long the chip computes, by which some chips slow their clock.
+    how long the chip computes, by which some chips slow their clock. A precision that
+    was not measured has no prices: it follows the forests of all products.
     """
 
     operation = "gemm"
@@ -84,6 +85,7 @@ class Gemm(KernelEstimator):
         if self.few_:
             return
         self.longest_ = int(columns["m"].max())
+        self.priced_ = np.unique(columns["dtype"])
         log_ratio = np.log(time_s / self.roofline_.predict(self.work(columns)))
         self.neighbours_ = Neighbours(("m", "n", "k"), ("weight_bits", "dtype"))
         self.neighbours_.fit(columns, log_ratio)
@@ -158,7 +160,8 @@ class Gemm(KernelEstimator):
     def _alone(self, columns: Columns) -> Floats:
         beyond = np.zeros(len(columns["m"]), dtype=np.bool_)
         if not self.few_:
-            beyond = columns["m"] > self.longest_
+            is_priced = np.isin(columns["dtype"], self.priced_)
+            beyond = (columns["m"] > self.longest_) & is_priced
         found = np.empty(len(beyond))
         for own, residual in ((~beyond, super()._residual), (beyond, self._onward)):
             if own.any():

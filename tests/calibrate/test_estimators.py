@@ -296,6 +296,30 @@ def test_each_cost_of_a_longer_product_grows_by_its_own_amount():
         assert mape(fitted.predict(beyond), seconds(beyond)) < 0.04, weights
 
 
+@pytest.mark.parametrize("long_kind", [2, 0])  # above and below the other, 1
+def test_a_precision_without_prices_goes_on_by_the_forests(long_kind):
+    sizes = 256 * 2 ** np.arange(7)
+    parts = [
+        np.meshgrid(ms, sizes, sizes, [kind])
+        for ms, kind in ((2 ** np.arange(12), 1), ([4096, 8192], long_kind))
+    ]
+    m, n, k, kind = np.hstack([[x.ravel() for x in part] for part in parts])
+    bits = np.where(kind == 1, 16, 8)
+    table = columns(m=m, n=n, k=k, weight_bits=bits, dtype=kind)
+
+    def seconds(table):
+        work = Gemm(DEVICE).work(table)
+        return 5e-6 + work.flops_s / 0.7 + work.bytes / 3e12
+
+    # the longest are held out to judge by: all of one precision
+    fitted = Gemm(DEVICE, num_iterations=40).fit(table, seconds(table))
+    assert mape(fitted.predict(table), seconds(table)) < 0.05
+    # a precision that was not measured at all, of more tokens than were
+    for kind in {0, 2, 3} - {long_kind}:
+        unknown = columns(m=[16384], n=4096, k=4096, weight_bits=16, dtype=kind)
+        assert mape(fitted.predict(unknown), seconds(unknown)) < 0.1, kind
+
+
 def test_a_sum_of_costs_has_no_price_below_zero():
     random = np.random.default_rng(0)
     amounts = random.uniform(1.0, 100.0, (500, 3))
