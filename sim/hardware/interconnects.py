@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -51,6 +51,8 @@ _RTX = "hops: aiconfigurator, all-reduce of the RTX PRO 6000"
 
 _NO_PEER_SHARES = (0.31, 0.42, 0.48)
 """Least, median and most of the lanes' rate: see `_NO_PEER`."""
+_LANES_SHARE: Final = 27 / 64
+"""Of the lanes' rate that a class has, as the table rounds it: at most."""
 _NO_PEER = (
     "0.42 of 16 lanes (0.31 to 0.48): copies both ways at once without peer access, "
     "published for 8 machines of PCIe 3 to 5; NCCL's rings on three of PCIe 3 to 5 "
@@ -173,6 +175,17 @@ def _generation(gpu: GpuSpec) -> int:
     rates = _PCIE_BYTES_PER_S.items()
     enough = (number for number, rate in rates if rate >= gpu.interconnect_bytes_per_s)
     return next(enough, max(_PCIE_BYTES_PER_S))
+
+
+def with_peer_access(link: Interconnect) -> Interconnect | None:
+    """Return the lanes of a class without peer access as if GPUs had it.
+
+    None for rates of one's own, which are what was seen.
+    """
+    if link.source != _NO_PEER:
+        return None
+    lanes_bytes_per_s = link.bytes_per_s / _LANES_SHARE
+    return replace(INTERCONNECTS["pcie5"], bytes_per_s=lanes_bytes_per_s)
 
 
 def described(link: Interconnect) -> dict[str, Any]:

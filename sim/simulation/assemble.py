@@ -255,7 +255,7 @@ def link_warnings(
     if num_ranks == 1 or engine.interconnect is not None:
         return []
     link = link_of(gpu)
-    if link.has_peer_access:
+    if link.has_peer_access or num_ranks > link.max_gpus:
         return []
     message = _TOLD_TOKENS * model.hidden_size * dtype_bytes(model.dtype)
     told = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
-from sim.costs.collectives import all_reduce_s
+from sim.costs.collectives import all_reduce_s, reaching
 from sim.costs.experts import busiest_rank
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
@@ -140,6 +140,24 @@ def test_a_link_without_peer_access_is_slower_and_consumer_cards_have_none():
     assert link_of(load_gpu("l40s")).name == "pcie4_no_peer"
     assert link_of(load_gpu("t4")).name == "pcie3_no_peer"
     assert link_of(load_gpu("h100_sxm")).has_peer_access
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", ["pcie3", "pcie4", "pcie5"])
+def test_the_way_through_the_host_is_never_the_faster_one(name, num_ranks):
+    with_access, without = load_interconnect(name), load_interconnect(f"{name}_no_peer")
+    relaxed = replace(without, bytes_per_s=1.1 * without.bytes_per_s)
+    for size in 2 ** np.arange(12, 31):
+        fast_s, slow_s, relaxed_s = (
+            all_reduce_s(link, num_ranks, int(size))
+            for link in (with_access, without, relaxed)
+        )
+        assert slow_s >= fast_s
+        assert slow_s / 1.1 <= relaxed_s <= slow_s  # as `size` asks of a faster link
+    # a rate that rings were seen to reach is what they reach
+    reached_s = all_reduce_s(reaching(without, 1e10), num_ranks, 1 << 30)
+    sent = 2 * (num_ranks - 1) / num_ranks * (1 << 30)
+    assert reached_s == pytest.approx(sent / 1e10, rel=0.01)
 
 
 def test_a_rate_that_was_fitted_replaces_that_of_the_link():

@@ -105,3 +105,6 @@ def test_gpus_without_peer_access_are_named() -> None:
     assert "0.61 ms over pcie5 and 1.3 ms over pcie5_shared_no_peer" in line
     (line,) = link_warnings(engine(tensor_parallel_size=4), load_gpu("l40s"), model)
     assert "shared" not in line  # one switch joins two
+    # no link by name joins as many
+    sixteen = engine(tensor_parallel_size=16)
+    assert not link_warnings(sixteen, load_gpu("l40s"), model)
