@@ -46,10 +46,8 @@ def prompt_runs(
 
     Parameters
     ----------
-    request
-        Whose prompt.
-    block_size
-        Tokens a block of the router's, whatever the engine's is.
+    request, block_size
+        See `prompt_hashes`.
     most_tokens
         Leading tokens that are looked at; None for all.
     """
