@@ -64,7 +64,8 @@ class StageLinks:
         self.bytes_per_token = (
             _SENT_TENSORS * model.hidden_size * dtype_bytes(model.dtype)
         )
-        self.within = within = interconnect or link_of(gpu)
+        joined = tp if tp > 1 else num_stages
+        self.within = within = interconnect or link_of(gpu, joined)
         network = network or INTERCONNECTS[DEFAULT_NETWORK]
         nodes = [stage * tp // within.max_gpus for stage in range(num_stages)]
         self.links: list[Interconnect] = [

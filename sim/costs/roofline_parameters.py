@@ -359,7 +359,7 @@ class RooflineParameters:
     def link(self) -> Interconnect:
         """Return the link of a node: as given, or of the GPU's datasheet."""
         link = (
-            link_of(self.gpu)
+            self._own_link()
             if self.interconnect is None
             else load_interconnect(self.interconnect)
         )
@@ -369,8 +369,12 @@ class RooflineParameters:
     @property
     def has_own_link(self) -> bool:
         """Whether GPUs are joined as is assumed of their datasheet, or as it says."""
-        own = link_of(self.gpu).bytes_per_s, self.gpu.interconnect_bytes_per_s
+        own = self._own_link().bytes_per_s, self.gpu.interconnect_bytes_per_s
         return self.link().bytes_per_s in own
+
+    def _own_link(self) -> Interconnect:
+        num_gpus = self.tensor_parallel_size * self.data_parallel_size
+        return link_of(self.gpu, num_gpus)
 
     def exchange(self) -> Exchange:
         """Return how tokens come to the experts of all ranks."""

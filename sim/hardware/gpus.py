@@ -42,6 +42,9 @@ class GpuSpec:
     """None where the device has no FP4 tensor cores."""
     consumer: bool = False
     """Whether it also drives displays, which take memory that no log shows."""
+    is_desktop_card: bool = False
+    """Whether it is made for desktops and workstations, where a pair of cards has
+    eight lanes each as a rule (`sim.hardware.interconnects.link_of`)."""
     is_judged: bool = True
     """Whether a measured run or table was held against it; bundled ones say so."""
 
@@ -135,7 +138,6 @@ def _gpu(
     is_judged: bool,
 ) -> GpuSpec:
     name, memory_gib, bandwidth, bf16, fp8, interconnect, host, source = row
-    consumer = name in _DRIVES_DISPLAYS
     return GpuSpec(
         name=name,
         memory_bytes=round(memory_gib * GIB),
@@ -147,7 +149,8 @@ def _gpu(
         source=source,
         family=_family(name),
         fp4_flops_per_s=_FP4[name] * 1e12 if name in _FP4 else None,
-        consumer=consumer,
+        consumer=name in _DRIVES_DISPLAYS,
+        is_desktop_card=name.startswith("rtx_") and not name.endswith("_server"),
         is_judged=is_judged,
     )
 
@@ -182,6 +185,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "a100_40gb": "a100_sxm_40gb",
         "a6000": "rtx_a6000",
         "rtx_pro_6000": "rtx_pro_6000_workstation",
+        "rtx_6000_pro": "rtx_pro_6000_workstation",
     }
 )
 _MAKERS = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct"})
@@ -301,7 +305,8 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     known = {field.name for field in fields(GpuSpec)}
     texts = {"name", "source", "family"}
     known.discard("is_judged")
-    optional = {"source", "family", "consumer", "fp4_flops_per_s"}
+    flags = {"consumer", "is_desktop_card"}
+    optional = {"source", "family", "fp4_flops_per_s"} | flags
     if missing := sorted(known - optional - content.keys()):
         raise ConfigError(f"{missing[0]} is missing in {path}; add it")
     if unknown := sorted(map(str, content.keys() - known)):
@@ -312,11 +317,12 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     for key in texts & content.keys():
         if not isinstance(content[key], str):
             raise ConfigError(f"{key} must be a string in {path}; {_got(content[key])}")
-    if not isinstance(content.get("consumer", False), bool):
-        raise ConfigError(
-            f"consumer must be true or false in {path}; {_got(content['consumer'])}"
-        )
-    for key in sorted((known - texts - {"consumer"}) & content.keys()):
+    for key in sorted(flags & content.keys()):
+        if not isinstance(content[key], bool):
+            raise ConfigError(
+                f"{key} must be true or false in {path}; {_got(content[key])}"
+            )
+    for key in sorted((known - texts - flags) & content.keys()):
         checked[key] = _quantity(key, content[key], path)
     return GpuSpec(
         **checked | {"memory_bytes": int(checked["memory_bytes"])}, is_judged=False

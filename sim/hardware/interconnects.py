@@ -49,14 +49,18 @@ _PCIE = "PCI-SIG, 16 lanes"
 _IB = "InfiniBand Trade Association, four lanes, one port a GPU"
 _RTX = "hops: aiconfigurator, all-reduce of the RTX PRO 6000"
 
-_NO_PEER_SHARES = (0.31, 0.42, 0.48)
+_NO_PEER_SHARES = (0.28, 0.42, 0.53)
 """Least, median and most of the lanes' rate: see `_NO_PEER`."""
 _LANES_SHARE: Final = 27 / 64
 """Of the lanes' rate that a class has, as the table rounds it: at most."""
 _NO_PEER = (
-    "0.42 of 16 lanes (0.31 to 0.48): copies both ways at once without peer access, "
+    "0.42 of 16 lanes (0.28 to 0.48): copies both ways at once without peer access, "
     "published for 8 machines of PCIe 3 to 5; NCCL's rings on three of PCIe 3 to 5 "
-    "reach 0.40 to 0.43"
+    "reach 0.40 to 0.43, on a fourth of PCIe 5 0.28"
+)
+_X8_NO_PEER = (
+    "0.42 of 8 lanes, as of 16 by copies published for 8 machines; those of two pairs "
+    "at 8 lanes of PCIe 4 and 5, which had no part in it, reach 0.53 and 0.47"
 )
 _SHARED_NO_PEER = (
     "0.25 of 16 lanes: NCCL's ring between two GPUs behind one PCIe switch without "
@@ -79,6 +83,9 @@ _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
     ("pcie3_no_peer", 6.7, False, _HOST_HOP, 8, _NO_PEER),
     ("pcie4_no_peer", 13.4, False, _HOST_HOP, 8, _NO_PEER),
     ("pcie5_no_peer", 27, False, _HOST_HOP, 8, _NO_PEER),
+    ("pcie3_x8_no_peer", 3.35, False, _HOST_HOP, 8, _X8_NO_PEER),
+    ("pcie4_x8_no_peer", 6.7, False, _HOST_HOP, 8, _X8_NO_PEER),
+    ("pcie5_x8_no_peer", 13.4, False, _HOST_HOP, 8, _X8_NO_PEER),
     ("pcie3_shared_no_peer", 4, False, _HOST_HOP, 2, _SHARED_NO_PEER),
     ("pcie4_shared_no_peer", 8, False, _HOST_HOP, 2, _SHARED_NO_PEER),
     ("pcie5_shared_no_peer", 16, False, _HOST_HOP, 2, _SHARED_NO_PEER),
@@ -113,6 +120,7 @@ DEFAULT_NETWORK = "infiniband_ndr"
 
 _PCIE_BYTES_PER_S: Final = {3: 16e9, 4: 32e9, 5: 64e9}
 """Of 16 lanes, by generation."""
+_PAIR: Final = 2
 _SWITCHED_FROM_BYTES_PER_S = 200e9
 """GPUs whose datasheet gives as much reach each other over NVLink switches."""
 
@@ -146,17 +154,28 @@ def load_interconnect(given: str | Mapping[str, Any]) -> Interconnect:
     return INTERCONNECTS[key]
 
 
-def link_of(gpu: GpuSpec) -> Interconnect:
+def link_of(gpu: GpuSpec, num_gpus: int = 1) -> Interconnect:
     """Return the link between GPUs of a node that a datasheet speaks of.
 
     GPUs on PCIe are taken to send each other everything through the host. GeForce
     drivers give no peer access; of other cards NCCL does not use it across host
     bridges, but in AMD hosts of two GPUs (``src/graph/paths.cc``), and hosts that
-    translate addresses and virtual machines have none.
+    translate addresses and virtual machines have none. Pairs of desktop cards have
+    eight lanes each, as the sockets of desktops have 16 for graphics to divide and
+    published pairs say; the README of ``sim/costs`` counts them.
+
+    Parameters
+    ----------
+    gpu
+        The datasheet.
+    num_gpus
+        How many are joined.
     """
     rate = gpu.interconnect_bytes_per_s
     if gpu.consumer or rate in _PCIE_BYTES_PER_S.values():
-        return INTERCONNECTS[f"pcie{_generation(gpu)}_no_peer"]
+        is_desktop_pair = gpu.is_desktop_card and num_gpus == _PAIR
+        lanes = "_x8" if is_desktop_pair else ""
+        return INTERCONNECTS[f"pcie{_generation(gpu)}{lanes}_no_peer"]
     switched = rate >= _SWITCHED_FROM_BYTES_PER_S
     hop_s = INTERCONNECTS["nvlink4" if switched else "pcie5"].hop_s
     return Interconnect(f"{gpu.name}'s own", rate, switched, hop_s, 8, gpu.source)
@@ -165,9 +184,9 @@ def link_of(gpu: GpuSpec) -> Interconnect:
 def pcie_choices(gpu: GpuSpec) -> tuple[Interconnect, ...]:
     """Return what may join GPUs that `link_of` has no peer access for, fastest first.
 
-    With peer access, through the host, and so behind one switch.
+    With peer access, through the host by 16 lanes, behind one switch, and by eight.
     """
-    kinds = "", "_no_peer", "_shared_no_peer"
+    kinds = "", "_no_peer", "_shared_no_peer", "_x8_no_peer"
     return tuple(INTERCONNECTS[f"pcie{_generation(gpu)}{kind}"] for kind in kinds)
 
 
@@ -182,7 +201,7 @@ def with_peer_access(link: Interconnect) -> Interconnect | None:
 
     None for rates of one's own, which are what was seen.
     """
-    if link.source != _NO_PEER:
+    if link.source not in {_NO_PEER, _X8_NO_PEER}:
         return None
     lanes_bytes_per_s = link.bytes_per_s / _LANES_SHARE
     return replace(INTERCONNECTS["pcie5"], bytes_per_s=lanes_bytes_per_s)
@@ -196,7 +215,7 @@ def described(link: Interconnect) -> dict[str, Any]:
         "unit": "B/s",
         "source": link.source,
     }
-    if link.source == _NO_PEER:
+    if link.source in {_NO_PEER, _X8_NO_PEER}:
         least, median, most = _NO_PEER_SHARES
         rate = link.bytes_per_s / median
         told["interval"] = [least * rate, most * rate]

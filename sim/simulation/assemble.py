@@ -254,7 +254,7 @@ def link_warnings(
     num_ranks = engine.tensor_parallel_size
     if num_ranks == 1 or engine.interconnect is not None:
         return []
-    link = link_of(gpu)
+    link = link_of(gpu, num_ranks * engine.data_parallel_size)
     if link.has_peer_access or num_ranks > link.max_gpus:
         return []
     message = _TOLD_TOKENS * model.hidden_size * dtype_bytes(model.dtype)
@@ -263,7 +263,7 @@ def link_warnings(
         for each in pcie_choices(gpu)
         if num_ranks <= each.max_gpus
     }
-    others = " and ".join(
+    others = ", ".join(
         f"{seconds} over {name}" for name, seconds in told.items() if name != link.name
     )
     why = "has no peer access" if gpu.consumer else "is taken to have no peer access"
@@ -271,7 +271,8 @@ def link_warnings(
         f"engine.interconnect: {gpu.name} {why}, so all-reduces go through the host at "
         f"{link.bytes_per_s / 1e9:g} GB/s ({link.name}): {told[link.name]} for one of "
         f"{_TOLD_TOKENS:,} tokens, which would take {others}; name the link by "
-        "'nvidia-smi topo -p2p r' and 'topo -m', or fit it (--fit links)"
+        "its lanes ('nvidia-smi -q') and by 'nvidia-smi topo -p2p r' and 'topo -m', or "
+        "fit it (--fit links)"
     ]
 
 

@@ -15,7 +15,12 @@ from sim.costs.collectives import all_reduce_s, reaching
 from sim.costs.experts import busiest_rank
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
-from sim.hardware.interconnects import INTERCONNECTS, link_of, load_interconnect
+from sim.hardware.interconnects import (
+    INTERCONNECTS,
+    described,
+    link_of,
+    load_interconnect,
+)
 from sim.simulation.run import Simulation
 from tests.shared import shared
 from tests.sim.test_config import minimal
@@ -55,7 +60,8 @@ def test_published_all_reduces(system, name, median, ninth):
 # Four RTX 4090 of PCIe 4 (tinygrad/open-gpu-kernel-modules, pull request 22), two V100
 # of PCIe 3 in a virtual machine (notes on an Azure NC12s_v3, NCCL_P2P_LEVEL=NVL), two
 # RTX 2080 Ti behind one switch of PCIe 3 (Anthony-Hoo.github.io, June 2025) and four
-# RTX 5090 of PCIe 5 (NVIDIA/nccl-tests, issue 287).
+# RTX 5090 of PCIe 5 (NVIDIA/nccl-tests, issue 287). Four RTX PRO 6000 of a server of
+# PCIe 5 with NCCL_P2P_DISABLE=1 (gardenlinux/gardenlinux, issue 4556).
 SIZES = [1 << exponent for exponent in range(15, 27)]
 SWEEPS = {
     "4090": [
@@ -73,6 +79,10 @@ SWEEPS = {
     "5090": [
         *(31.64, 32.58, 35.19, 45.84, 70.24, 93.45),
         *(152.9, 261.4, 490.3, 935.7, 1860.0, 3708.9),
+    ],
+    "pro6000": [
+        *(16.65, 18.45, 27.31, 45.85, 84.93, 102.1),
+        *(192.3, 385.4, 717.6, 1396.0, 2762.6, 5484.4),
     ],
 }
 
@@ -118,12 +128,44 @@ def test_rings_of_cards_that_had_no_part_in_the_fit():
         ("pcie3_no_peer", [5.7, 7.8]),
         ("pcie4_no_peer", [10.6, 15.3, 15.4, 10.1, 14.8]),
         ("pcie5_no_peer", [21.5, 28.3, 22.8, 26.4]),
+        # two RTX 4090 at 8 lanes each (gist of muellerzr, April 2024) and two RTX 5090
+        # (Panchovix, September 2025, who gives both 8 lanes), which had no part in it
+        ("pcie4_x8_no_peer", [6.7, 8.4]),
+        ("pcie5_x8_no_peer", [13.4, 15.0]),
     ],
 )
 def test_link_classes_lie_within_published_copies(name, published):
     rate = load_interconnect(name).bytes_per_s / 1e9
     assert min(published) <= rate <= max(published)
     assert rate == pytest.approx(float(np.median(published)), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [
+        # Two RTX 4090 (muellerzr's gist, April 2024: 12 GB/s one way, as 8 lanes have)
+        # and two RTX 5090 (Panchovix, 2025, who says 8 lanes each), GB/s as above
+        ("pcie4_x8_no_peer", 8.4),
+        ("pcie5_x8_no_peer", 15.0),
+    ],
+)
+def test_pairs_of_desktops_had_no_part_in_the_share_of_their_lanes(name, copies):
+    told = described(load_interconnect(name))
+    assert told["value"] == pytest.approx(copies * 1e9, rel=0.21)
+    least, most = told["interval"]
+    assert least <= copies * 1e9 <= most
+
+
+def test_a_host_whose_rings_are_slower_lies_in_the_interval():
+    """Four RTX PRO 6000 of PCIe 5 fit at their own rate, two thirds of the class's."""
+    link = load_interconnect("pcie5_no_peer")
+    least, _ = described(link)["interval"]
+    reached = SIZES[-1] * 1.5 / (SWEEPS["pro6000"][-1] * 1e-6)
+    assert least < reached < 0.7 * link.bytes_per_s
+    own = replace(link, bytes_per_s=reached)
+    errors = ring_errors(own, 4, "pro6000")
+    assert max(map(abs, errors)) < 0.28
+    assert np.median(np.abs(errors)) < 0.08
 
 
 def test_a_link_without_peer_access_is_slower_and_consumer_cards_have_none():
@@ -135,7 +177,13 @@ def test_a_link_without_peer_access_is_slower_and_consumer_cards_have_none():
         )
         assert slow_s > 1.2 * fast_s
     assert not link_of(load_gpu("rtx_4090")).has_peer_access
-    assert link_of(load_gpu("rtx_5090")).name == "pcie5_no_peer"
+    assert link_of(load_gpu("rtx_5090"), 4).name == "pcie5_no_peer"
+    # two in a desktop divide its lanes, and no more fit
+    assert link_of(load_gpu("rtx_pro_6000"), 2).name == "pcie5_x8_no_peer"
+    assert link_of(load_gpu("rtx_3090"), 2).name == "pcie4_x8_no_peer"
+    assert link_of(load_gpu("rtx_5090"), 4).name == "pcie5_no_peer"
+    assert link_of(load_gpu("rtx_pro_6000_server"), 2).name == "pcie5_no_peer"
+    assert link_of(load_gpu("l40s"), 2).name == "pcie4_no_peer"
     # of others NCCL uses none across host bridges
     assert link_of(load_gpu("l40s")).name == "pcie4_no_peer"
     assert link_of(load_gpu("t4")).name == "pcie3_no_peer"
@@ -164,12 +212,12 @@ def test_a_rate_that_was_fitted_replaces_that_of_the_link():
     prompts = chunk(2048)
     for gpu in (load_gpu("rtx_pro_6000"), H200):
         cost = RooflineCost(model=LLAMA_8B, gpu=gpu, tensor_parallel_size=2)
-        slow, slower = (replace(cost, link_bytes_per_s=rate) for rate in (16e9, 8e9))
+        slow, slower = (replace(cost, link_bytes_per_s=rate) for rate in (12e9, 6e9))
         times = [one.step(prompts).allreduce_s for one in (cost, slow, slower)]
         assert times[0] < times[1] < times[2]
         sent = 64 * 2048 * LLAMA_8B.hidden_size * 2  # two ranks: once around is whole
-        assert times[2] - times[1] == pytest.approx(sent / 16e9, rel=0.01)
-        assert slow.describe()["link_bytes_per_s"] == 16e9
+        assert times[2] - times[1] == pytest.approx(sent / 12e9, rel=0.01)
+        assert slow.describe()["link_bytes_per_s"] == 12e9
     with pytest.raises(ConfigError, match="link_bytes_per_s must be a finite"):
         RooflineCost(model=LLAMA_8B, gpu=H200, link_bytes_per_s=0.0)
 

@@ -101,8 +101,8 @@ def test_gpus_without_peer_access_are_named() -> None:
     assert not link_warnings(engine(**pair), load_gpu("h100_sxm"), model)
     (line,) = link_warnings(engine(**pair), load_gpu("rtx_pro_6000"), model)
     assert "is taken to have no peer access" in line
-    assert "(pcie5_no_peer): 0.8 ms for one of 2,048 tokens" in line
-    assert "0.61 ms over pcie5 and 1.3 ms over pcie5_shared_no_peer" in line
+    assert "(pcie5_x8_no_peer): 1.6 ms for one of 2,048 tokens" in line
+    assert "0.61 ms over pcie5, 0.8 ms over pcie5_no_peer, 1.3 ms over" in line
     (line,) = link_warnings(engine(tensor_parallel_size=4), load_gpu("l40s"), model)
     assert "shared" not in line  # one switch joins two
     # no link by name joins as many

@@ -206,6 +206,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
         ({"family": None}, "family must be a string in .*; got None"),
         ({"source": ["x"]}, "source must be a string"),
         ({"consumer": "no"}, "consumer must be true or false in .*; got 'no'"),
+        ({"is_desktop_card": 1}, "is_desktop_card must be true or false in .*; got 1"),
     ],
 )
 def test_wrong_files(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -136,8 +136,12 @@ def _resources(candidate: Candidate) -> Iterator[Lever]:
 def _faster_link(candidate: Candidate) -> Lever:
     engine, resource = candidate.run["engine"], "interconnect"
     given = engine.get(resource)
+    stages = int(engine.get("pipeline_parallel_size", 1))
+    num_ranks = candidate.num_gpus // stages
     link = (
-        link_of(load_gpu(engine["gpu"])) if given is None else load_interconnect(given)
+        link_of(load_gpu(engine["gpu"]), num_ranks if num_ranks > 1 else stages)
+        if given is None
+        else load_interconnect(given)
     )
     fitted = candidate.run["cost"].get("link_bytes_per_s")
     overrides: dict[str, Any] = {
