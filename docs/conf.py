@@ -20,8 +20,8 @@ extensions = [
 ]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**", "notebooks/**", "tests/**.md"]
-include_patterns += [f"{room}/**.md" for room in ("cache", "calibrate", "sim")]
-include_patterns += ["workloads/**.md"]
+rooms = ("cache", "calibrate", "examples", "sim", "workloads")
+include_patterns += [f"{room}/**.md" for room in rooms]
 exclude_patterns = [".venv*", "build", "results", "traces", "**.py", "**/__pycache__"]
 suppress_warnings = ["myst.header"]  # a page may skip a level of headings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from functools import reduce
@@ -17,11 +18,12 @@ from tests.shared import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROOMS = ("cache", "calibrate", "docs", "notebooks", "sim", "tests", "workloads")
+ROOMS = ("cache", "calibrate", "docs", "examples", "notebooks", "sim", "tests")
 PAGES = [
     *ROOT.glob("*.md"),
-    *(p for room in ROOMS for p in ROOT.glob(f"{room}/**/*.md")),
+    *(p for room in (*ROOMS, "workloads") for p in ROOT.glob(f"{room}/**/*.md")),
 ]
+SITE = runpy.run_path(str(ROOT / "docs/conf.py"))["include_patterns"]
 HISTORY = {
     ROOT / each for each in ("CHANGELOG.md", "DESIGN.md", "tests/bench/README.md")
 }
@@ -42,7 +44,17 @@ def prose(page: Path) -> str:
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s#:]+)(?:#[\w-]+)?\)", prose(page)):
-        assert (page.parent / target).is_file(), f"{target}: the site has no folders"
+        path = page.parent / target
+        assert path.is_file(), f"{target}: the site has no folders"
+        assert path.suffix != ".md" or path.resolve() in PAGES, f"{target}: not on it"
+
+
+@every_page
+def test_the_site_has_each_page(page: Path) -> None:
+    stars = {"*": "[^/]*", "**": ".*"}
+    patterns = [re.sub(r"\*+", lambda found: stars[found[0]], each) for each in SITE]
+    name = page.relative_to(ROOT).as_posix()
+    assert any(re.fullmatch(each, name) for each in patterns), "see docs/conf.py"
 
 
 @every_page
