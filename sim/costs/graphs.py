@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sim.scheduler.v1.dialect import dialect_of
@@ -27,6 +28,25 @@ _BUDGET_MINOR: Final = 21
 _SEQS_MINOR: Final = 29
 """Since 0.29 the most sequences are one, too; not in 0.28."""
 _NARROW: Final = ("0.11", "0.11.0", "0.11.1")
+_WHOLE_DECODES_MINOR: Final = 11
+"""Since 0.11 decodes alone are one graph by default; V1 cut them, too, before."""
+
+
+def rule_of(rule: GraphRule, engine_version: str) -> GraphRule:
+    """Return the rule of a release.
+
+    Pieces of a step end at each attention, and since 0.14 at the cache write before it,
+    which was part of it: a layer is launched as a graph, a cache write and an attention
+    (FlashAttention's own metadata are made once a step).
+
+    Source: vLLM 0.8.5 to 0.10.0 ``config.py``, 0.11.0 ``config/compilation.py``, 0.30
+    ``config/vllm.py`` (`cudagraph_mode`), ``config/compilation.py`` (`splitting_ops`)
+    and ``model_executor/layers/attention/attention.py``.
+    """
+    if not rule.piece_launches:
+        return rule
+    minor = dialect_of(engine_version).minor
+    return replace(rule, has_whole_decodes=minor >= _WHOLE_DECODES_MINOR)
 
 
 def release_sizes(

@@ -38,7 +38,7 @@ from sim.hardware.interconnects import (
 )
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 from sim.hardware.models.weights import ExpertRanks
-from sim.scheduler.generation import KvLayout, SwapRule, SwapVariant
+from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
 """Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head
@@ -152,8 +152,9 @@ class RooflineParameters:
         Tokens to which products, collectives and element-wise kernels of a step are
         filled up, as it runs in a CUDA graph; injected. None: they are not.
     launch_s
-        Seconds of the host to launch a kernel, where `enforce_eager` (injected) has
-        all launched one by one; None for `sim.costs.launches.LAUNCH_S`.
+        Seconds of the host to launch a kernel: of all where `enforce_eager` (injected)
+        has them launched one by one, of those that `graph_rule` (injected) leaves to it
+        where this is given. None for `sim.costs.launches.LAUNCH_S` in the first case.
     enable_expert_parallel
         Whether ranks divide the experts rather than each of them.
     data_parallel_size
@@ -197,6 +198,7 @@ class RooflineParameters:
     all2all_backend: All2AllBackend = GATHERING
 
     enforce_eager: bool = False
+    graph_rule: GraphRule = GraphRule()  # noqa: RUF009 - frozen
     graph_sizes: tuple[int, ...] = ()
 
     efficiencies: Choice = field(default="chip", metadata=_CHOICE)

@@ -45,10 +45,17 @@ class GraphRule:
         Tokens of a step, prompts and decodes, at most; 0 without graphs.
     only_decodes
         Whether a step with a prompt is never one.
+    piece_launches
+        What the host launches for each layer of a step with prompts that is one: graphs
+        in pieces, with attention between them. 0 where it is one graph.
+    has_whole_decodes
+        Whether a step of decodes alone is one graph all the same.
     """
 
     max_tokens: int = 0
     only_decodes: bool = True
+    piece_launches: int = 0
+    has_whole_decodes: bool = True
 
     def replays(self, num_tokens: int, num_prefills: int) -> bool:
         """Whether a step of so many tokens and prompts is a graph."""

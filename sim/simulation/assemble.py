@@ -15,8 +15,8 @@ from sim.costs import COST_MODELS
 from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
 from sim.costs.collectives import all_reduce_s
-from sim.costs.graphs import release_sizes
-from sim.costs.launches import EagerRooflineCost
+from sim.costs.graphs import release_sizes, rule_of
+from sim.costs.launches import LaunchedRooflineCost
 from sim.costs.pipeline import PipelineCost, StageLinks
 from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
@@ -187,7 +187,9 @@ def _built_cost_model(
         "copied_block_bytes": copied_block_bytes,
         "swap_rule": engine.generation.swap,
         "enforce_eager": engine.enforce_eager,
-        "graph_rule": GraphRule() if engine.enforce_eager else engine.generation.graphs,
+        "graph_rule": GraphRule()
+        if engine.enforce_eager
+        else rule_of(engine.generation.graphs, engine.version),
         "graph_sizes": graph_sizes(engine),
         **_links(config),
     }
@@ -196,8 +198,9 @@ def _built_cost_model(
     cost_model: CostModel = build(
         COST_MODELS, own, "cost", context, more_keys=(DRAFT_STEP_KEY,)
     )
-    if engine.enforce_eager and type(cost_model) is RooflineCost:
-        cost_model = EagerRooflineCost.of(cost_model)
+    is_launched = engine.enforce_eager or own.get("launch_s") is not None
+    if is_launched and type(cost_model) is RooflineCost:
+        cost_model = LaunchedRooflineCost.of(cost_model)
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return speculative_cost(config, cost_model, model, gpu, context)

@@ -6,17 +6,21 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
-from sim.costs.launches import EagerRooflineCost
+from sim.costs.graphs import rule_of
+from sim.costs.launches import LAUNCH_S, LaunchedRooflineCost, step_launches
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
+from sim.scheduler.v0 import V0
+from sim.scheduler.v1 import V1
 from sim.simulation.assemble import make_cost_model
 from tests.sim.test_costs import chunk, decodes
 from tests.sim.validation.runs import config
 
 LLAMA_8B = load_model("meta-llama/Llama-3.1-8B")
 GRAPHS = RooflineCost(model=LLAMA_8B, gpu=load_gpu("h100_sxm"))
-EAGER = EagerRooflineCost.of(GRAPHS)
+EAGER = LaunchedRooflineCost.of(GRAPHS)
 
 
 def test_a_short_step_takes_as_long_as_its_launches():
@@ -35,10 +39,10 @@ def test_a_long_step_hides_its_launches(shape):
 
 
 def test_more_ranks_launch_more_and_the_seconds_may_be_given():
-    two = EagerRooflineCost.of(replace(GRAPHS, tensor_parallel_size=2))
-    assert two.launching_s / EAGER.launching_s == pytest.approx(388 / 324)
-    given = EagerRooflineCost.of(replace(GRAPHS, launch_s=10e-6))
-    assert given.launching_s == pytest.approx(3.24e-3)
+    two = LaunchedRooflineCost.of(replace(GRAPHS, tensor_parallel_size=2))
+    assert two.launching_s(1, 0) / EAGER.launching_s(1, 0) == pytest.approx(388 / 324)
+    given = LaunchedRooflineCost.of(replace(GRAPHS, launch_s=10e-6))
+    assert given.launching_s(1, 0) == pytest.approx(3.24e-3)
     assert given.describe()["parameters"]["launch_s"]["source"] == "configuration"
     assert "one source" in EAGER.describe()["parameters"]["launch_s"]["source"]
     assert {f.name for f in fields(EAGER)} == {f.name for f in fields(GRAPHS)}
@@ -58,3 +62,55 @@ def test_enforce_eager_makes_decodes_longer():
     assert "launches_s" in eager.describe()
     assert "launches_s" not in graphs.describe()
     assert type(graphs) is RooflineCost
+    given = make_cost_model(
+        parse_config(config() | {"cost": {"kind": "roofline", "launch_s": 95e-6}}),
+        LLAMA_8B,
+        load_gpu("h100_sxm"),
+    )
+    assert given.describe()["piece_launches_s"] == pytest.approx(9.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "num_tokens", "num_prefills", "launches"),
+    [
+        # 32 layers of a graph, a cache write and an attention, and four besides
+        (rule_of(V1.graphs, "0.26.0"), 512, 1, 100),
+        (rule_of(V1.graphs, "0.26.0"), 512, 0, 0),
+        (rule_of(V1.graphs, "0.26.0"), 513, 0, 324),
+        (rule_of(V1.graphs, "0.11.0"), 8, 0, 0),
+        # graphs of V1 are cut in decodes, too, before 0.11
+        (rule_of(V1.graphs, "0.10.2"), 8, 0, 100),
+        (rule_of(V1.graphs, "0.8.5"), 8, 1, 100),
+        (rule_of(V0.graphs, "0.7.3"), 8, 1, 324),
+        (rule_of(V0.graphs, "0.7.3"), 8, 0, 0),
+        (rule_of(V1.graphs, "0.26.0"), 0, 0, 0),
+    ],
+)
+def test_what_the_host_launches_follows_from_the_release(
+    graphs, num_tokens, num_prefills, launches
+):
+    asked = step_launches(LLAMA_8B, 1, graphs, num_tokens, num_prefills)
+    assert asked == launches
+
+
+@pytest.mark.parametrize("gpu", ["a100_sxm", "h100_sxm", "h200_sxm"])
+def test_an_ordinary_host_keeps_ahead_of_prompts_of_an_8b(gpu):
+    """Why the datasheet counts launches only where a host's are given."""
+    plain = RooflineCost(model=LLAMA_8B, gpu=load_gpu(gpu), graph_rule=V1.graphs)
+    launched = LaunchedRooflineCost.of(replace(plain, launch_s=LAUNCH_S))
+    slow = LaunchedRooflineCost.of(replace(plain, launch_s=4 * LAUNCH_S))
+    for tokens in (16, 256, 512, 513, 2048):
+        assert launched.step(chunk(tokens)) == plain.step(chunk(tokens))
+    assert slow.step(chunk(16)).total_s > plain.step(chunk(16)).total_s
+    assert slow.step(decodes(64, 900)) == plain.step(decodes(64, 900))
+
+
+def test_a_mixed_step_may_wait_for_the_host_in_either_clock():
+    shape = BatchShape(4, 400, 1, 8, 8, 36)
+    plain = RooflineCost(
+        model=LLAMA_8B, gpu=load_gpu("h100_sxm"), graph_rule=V1.graphs, launch_s=1e-4
+    )
+    launched = LaunchedRooflineCost.of(plain)
+    late_s = launched.step(shape).total_s - plain.step(shape).total_s
+    gpu_s = plain.step(shape).total_s - plain.host_part_s(5)
+    assert late_s == pytest.approx(100e-4 - gpu_s, rel=1e-9)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from sim.config.tables import parse_config
+from sim.costs.launches import LaunchedRooflineCost
 from sim.costs.measured.model import MeasuredCost
 from sim.costs.roofline import RooflineCost
 from sim.hardware.gpus import load_gpu
@@ -184,6 +185,7 @@ def measured_ms() -> dict[str, float]:
 
 COSTS: dict[str, dict[str, Any]] = {
     "datasheet, nothing given": {"kind": "roofline"},
+    "datasheet, its host read off this run": {"kind": "roofline"} | SLOW_HOST,
     "its kernels measured": {"kind": "measured", "profile": str(PROFILE)},
     "the same, its host read off this run": {
         "kind": "measured",
@@ -202,13 +204,16 @@ def step_s(cost: dict[str, Any], shape: BatchShape) -> float:
         "block_size": 16,
         "step_overhead_s": 1e-6,
     }
-    if cost["kind"] == "roofline":
-        return RooflineCost(**arguments).step(shape).total_s
-    path, launches = cost["profile"], {k: cost[k] for k in cost if k == "launch_s"}
-    rule = V1.graphs
-    return (
-        MeasuredCost(path, graph_rule=rule, **arguments, **launches).step(shape).total_s
-    )
+    arguments["graph_rule"] = V1.graphs
+    arguments |= {key: cost[key] for key in cost if key == "launch_s"}
+    made: RooflineCost | MeasuredCost
+    if cost["kind"] == "measured":
+        made = MeasuredCost(cost["profile"], **arguments)
+    else:
+        made = RooflineCost(**arguments)
+        if "launch_s" in cost:
+            made = LaunchedRooflineCost.of(made)
+    return made.step(shape).total_s
 
 
 def main() -> None:

@@ -11,7 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.costs.graphs import padded
-from sim.costs.launches import LAUNCH_S, num_launches
+from sim.costs.launches import (
+    LAUNCH_S,
+    launches_of_pieces,
+    num_launches,
+    step_launches,
+)
 from sim.costs.lock_step import rank_tokens
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
@@ -112,6 +117,7 @@ class MeasuredRest:
             launch_s = rest.launch_s
         elif rest.enforce_eager:
             launch_s = max(launch_s, LAUNCH_S)  # a bare launch is timed
+        self._launch_s = launch_s
         launches = num_launches(rest.model, rest.tensor_parallel_size)
         self.launches_s = launch_s * launches
 
@@ -223,12 +229,17 @@ class MeasuredRest:
     def launching_s(self, num_tokens: int, num_prefills: int) -> float:
         """Return seconds that the host launches the kernels of a step, if it does.
 
-        Zero where the profile did not time launches, and where a step is a graph. A
+        Zero where the profile did not time launches, and where a step is one graph. A
         step never takes less: the GPU cannot run what was not launched.
         """
-        if not num_tokens or self._graphs.replays(num_tokens, num_prefills):
-            return 0.0
-        return self.launches_s
+        rest = self._rest
+        return self._launch_s * step_launches(
+            rest.model,
+            rest.tensor_parallel_size,
+            self._graphs,
+            num_tokens,
+            num_prefills,
+        )
 
     # -- blocks -----------------------------------------------------------------
 
@@ -314,6 +325,9 @@ class MeasuredRest:
                 for direction in ways or ()
             ),
             "launches_s": self.launches_s or None,
+            "piece_launches_s": self._launch_s
+            * launches_of_pieces(self._rest.model, self._graphs)
+            or None,
             "graphs_up_to_tokens": self._graphs.max_tokens,
             "swap_step_factor": self.swaps.step_factor,
             "swap_transfer_factor": self.swaps.transfer_factor,

@@ -76,7 +76,7 @@ V1 = Generation(
     has_cpu_tier=False,
     schedules_groups=False,
     swap=SwapRule("batch", "joined", overlap=True),
-    graphs=GraphRule(512, only_decodes=False),
+    graphs=GraphRule(512, only_decodes=False, piece_launches=3),
     always_chunks=True,
     keeps_decode_clock=True,
     has_batch_queue=True,
