@@ -46,10 +46,10 @@ class HostQueue(Stages):
         Without requests, or if the model does not say, nothing hides it.
     quiet
         The same of quiet steps, by their decodes, and when these end if it is hidden.
-    is_steady
-        Whether a step with tokens is in flight, and the turn before brought an output.
-        While the host stays hidden that remains so, and of all that is noted here only
-        `last_s`, when the step in flight ends, and `hidden_ns` change.
+    steady_s
+        When the step in flight ends, if it has tokens and the turn before brought an
+        output; else -inf. While the host stays hidden that remains so, and of all that
+        is noted here only this and `hidden_ns` change.
     computes
         Whether the step that was in flight when the latest one entered has tokens.
     """
@@ -70,12 +70,12 @@ class HostQueue(Stages):
         self._late: list[tuple[int, float]] = []
         self._in_flight_s = -inf  # the end of the step in flight, if there is one
         self._computes = self.computes = False
-        self.is_steady = False
+        self.steady_s = -inf
 
     @property
     def has_steps(self) -> bool:
         """Whether an output is to come."""
-        return self.is_steady or self._in_flight_s > -inf
+        return self.steady_s > -inf or self._in_flight_s > -inf
 
     @property
     def num_steps(self) -> int:
@@ -94,8 +94,9 @@ class HostQueue(Stages):
         """
         total_s = self.total_s(*shape)
         oldest_s, computed = self._in_flight_s, self._computes
-        if self.is_steady:
-            oldest_s, computed = self.last_s, True
+        if self.steady_s > -inf:
+            oldest_s = self.last_s = self.steady_s
+            computed = True
         num_decodes, _, num_prefills, num_tokens, _, _ = shape
         computes = bool(num_decodes or num_tokens)
         if computes and self._model is not None:
@@ -111,10 +112,10 @@ class HostQueue(Stages):
         if oldest_s == -inf and not (computes or requests):
             oldest_s, self._in_flight_s = end_s, -inf
             self._log_end(end_s)
-            self.has_output, self.is_steady = True, False
+            self.has_output, self.steady_s = True, -inf
             return self._processed(oldest_s, turn_s)
         self.has_output = oldest_s > -inf
-        self.is_steady = computes and self.has_output
+        self.steady_s = end_s if computes and self.has_output else -inf
         if self.has_output:
             turn_s = self._processed(oldest_s, turn_s)
         self._log_end(end_s)
@@ -122,8 +123,10 @@ class HostQueue(Stages):
 
     def pop(self, now_s: float) -> StepInFlight:
         """Return the step in flight; it is processed no earlier than now."""
-        end_s = self.last_s if self.is_steady else self._in_flight_s
-        self._in_flight_s, self.is_steady = -inf, False
+        end_s = self._in_flight_s
+        if self.steady_s > -inf:
+            end_s = self.last_s = self.steady_s
+        self._in_flight_s = self.steady_s = -inf
         self.has_output = True
         end_s = self._processed(end_s, max(now_s, self._ready_s))
         return StepInFlight(-1, NOTHING, end_s)
@@ -180,7 +183,7 @@ class HostQueue(Stages):
             turns_s.append(now_s)
             if not now_s < until_s or not self.has_output:
                 break
-            if self.is_steady and now_s + host_s <= self.last_s:
+            if now_s + host_s <= self.steady_s:
                 break
         return turns_s
 

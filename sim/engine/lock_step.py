@@ -281,11 +281,11 @@ class AheadRank(Rank):
         Whether the latest turn ended with the output of a step.
     overlapped_s
         How much longer steps would have taken one after the other.
-    is_steady
+    steady_s
         See `HostQueue`: steps do not follow from what this rank knows.
     """
 
-    is_steady = False
+    steady_s = -inf
 
     def __init__(self, group: LockStep, place: int, host: HostAhead) -> None:
         super().__init__(group, place)

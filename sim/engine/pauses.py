@@ -118,8 +118,9 @@ class AheadPausingCalendar(PausingCalendar, AheadCalendar):
                 heappush(self.steps, last_step)
         return begun
 
-    def pop_known(self, end_s: float) -> tuple[list[Request], list[Request]]:
-        return self.pop(end_s), []
+    def pop_known(self, end_s: float, finished: list[Request]) -> list[Request]:
+        finished += self.pop(end_s)
+        return []
 
 
 def calendar_of(scheduler: Scheduler, *, is_ahead: bool) -> OutputCalendar:

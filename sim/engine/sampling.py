@@ -317,10 +317,10 @@ class AheadCalendar(OutputCalendar):
 
     def note_first_tokens(self, end_s: float) -> None:
         """Note when the first tokens in flight have arrived; it empties `begun`."""
-        for request in self.begun:
+        begun, self.begun = self.begun, []
+        for request in begun:
             if request.due_step >= 0:
                 request.note_first_token(end_s)
-        self.begun = []
 
     def arrive(self, step: int, end_s: float) -> list[Request]:
         """Give tokens of the step before `step` to those of `aside`; it empties that.
@@ -347,18 +347,17 @@ class AheadCalendar(OutputCalendar):
                 finish(request, end_s)
         return set_aside
 
-    def pop_known(self, end_s: float) -> tuple[list[Request], list[Request]]:
+    def pop_known(self, end_s: float, finished: list[Request]) -> list[Request]:
         """Let decodes end, or get no further token; the first of `steps` must be now.
+
+        Those that had their last token are added to `finished`.
 
         Returns
         -------
-        finished
-            Those that had their last token.
-        limited
+        list of Request
             Those of which it is in flight, as their length says.
         """
         step = heappop(self.steps)
-        finished: list[Request] = []
         limited: list[Request] = []
         for request in self.due.pop(step):
             num_tokens, oracle = request.base_tokens + step, request.oracle_num_tokens
@@ -372,4 +371,4 @@ class AheadCalendar(OutputCalendar):
             request.finish_s = end_s
             request.status = _STOPPED if num_tokens >= oracle else _LENGTH_CAPPED
             finished.append(request)
-        return finished, limited
+        return limited

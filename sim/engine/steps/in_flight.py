@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from sim.costs.pricing import decode_ends_of
 from sim.engine.sampling import running_order
+from sim.engine.steps.base import ByCount
 from sim.engine.steps.single import ClockedSteps, QuietSteps, WholeSteps
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sim.engine.ahead import HostQueue
     from sim.engine.pipeline import StepInFlight
@@ -63,11 +64,12 @@ class AheadSteps(ClockedSteps):
         if end_step is not None:
             self.tells_quiet = True
             self.appear = partial(self._appear_beside, end_step)  # type: ignore[method-assign]
-        # Copies of a tier add to steps, and are asked for each.
-        self._may_hide = owner.pace is None and self._batches.beside is None
-        self._prepare_s = getattr(owner.cost_model, "prepare_s", 0.0)
+        self._hosts: Mapping[int, tuple[float, int]] = ByCount(_never_hidden)
         if owner.pace is None:
             self._batch_total = self._batches.total_s
+            if self._batches.beside is None:  # whose copies add to each step
+                self._hosts = self._batches.hosts
+        self._prepare_s = getattr(owner.cost_model, "prepare_s", 0.0)
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
         scheduler, model = self._scheduler, self._owner.cost_model
@@ -90,18 +92,17 @@ class AheadSteps(ClockedSteps):
         self._batch = None
         scheduler, shape = self._scheduler, self._formed(step, now_s)
         batches = self._batches
-        turn_s: float | None = None
-        if batches.is_steady and self._may_hide:
-            oldest_s = batches.last_s
-            host_s, hidden_ns = batches.hosts[shape[0] + shape[2]]
-            if now_s + host_s <= oldest_s:
-                batch_total, log_end = self._batch_total, self._log_end
-                end_s = oldest_s + (batch_total(*shape) - self._prepare_s)
-                if oldest_s < end_s < inf:
-                    batches.last_s, turn_s = end_s, oldest_s
-                    batches.hidden_ns += hidden_ns
-                    log_end(end_s)
-        if turn_s is None:
+        turn_s: float = batches.steady_s
+        host_s, hidden_ns = self._hosts[shape[0] + shape[2]]
+        end_s = inf
+        if now_s + host_s <= turn_s:
+            batch_total, log_end = self._batch_total, self._log_end
+            end_s = turn_s + (batch_total(*shape) - self._prepare_s)
+        if turn_s < end_s < inf:
+            batches.steady_s = end_s
+            batches.hidden_ns += hidden_ns
+            log_end(end_s)
+        else:
             turn_s = batches.enter(now_s, shape, self._running or self._waiting)
         if (
             scheduler.preemptions
@@ -155,8 +156,7 @@ class AheadSteps(ClockedSteps):
             scheduler.note_known(set_aside)
             finished = [each for each in set_aside if each.status.is_finished]
         if step == self.due_steps[0]:
-            known, limited = calendar.pop_known(end_s)
-            finished += known
+            limited = calendar.pop_known(end_s, finished)
             if limited:
                 scheduler.take_off(limited)
         if scheduler.completing:
@@ -194,37 +194,19 @@ class AheadQuietSteps(QuietSteps):
 
         There are none where the host is not hidden: such steps are taken one by one.
         """
+        clock, batches = self._clock, self.batches
         self._num_waiting = len(self.waiting)
-        ends_s = self._hidden_ends(*self._at(step), num_steps, now_s, until_s)
-        self._planned = ends_s
-        if not ends_s:
+        num_decodes, oldest_s = clock.num_decodes, batches.steady_s
+        context = clock.num_base_tokens + num_decodes * step
+        host_s, _, ends_of = batches.quiet[num_decodes]
+        self._planned = []
+        if now_s + host_s <= oldest_s:
+            self._planned = ends_of(context, num_steps, oldest_s, until_s)
+        if not self._planned:
             return []
-        turns_s = [self.batches.last_s, *ends_s[:-1]]
         if self.calendar.begun:  # a router may ask amid the turns
-            self.calendar.note_first_tokens(turns_s[0])
-        return turns_s
-
-    def _at(self, step: int) -> tuple[int, int]:
-        """Return how many decode in a step, and their context."""
-        num_decodes = self._clock.num_decodes
-        return num_decodes, self._clock.num_base_tokens + num_decodes * step
-
-    def _hidden_ends(
-        self,
-        num_decodes: int,
-        context: int,
-        num_steps: int,
-        now_s: float,
-        until_s: float,
-    ) -> list[float]:
-        """Return when steps end that hide the host; none if the first does not."""
-        if not self.batches.is_steady:
-            return []
-        host_s, _, ends_of = self.batches.quiet[num_decodes]
-        oldest_s = self.batches.last_s
-        if now_s + host_s > oldest_s:
-            return []
-        return ends_of(context, num_steps, oldest_s, until_s)
+            self.calendar.note_first_tokens(oldest_s)
+        return [oldest_s, *self._planned[:-1]]
 
     def take(
         self,
@@ -234,28 +216,39 @@ class AheadQuietSteps(QuietSteps):
         until_s: float,
         ends_s: list[float] | None = None,
     ) -> list[float]:
-        batches, is_new = self.batches, ends_s is None
+        clock, batches, calendar = self._clock, self.batches, self.calendar
         beside = self.beside
         if beside is not None and not beside.go_on(now_s):
             beside = None
-        num_decodes, context = self._at(step)
-        if ends_s is None:
-            turns_s = self._hidden_ends(num_decodes, context, num_steps, now_s, until_s)
-        else:
+        num_decodes, oldest_s = clock.num_decodes, batches.steady_s
+        context = clock.num_base_tokens + num_decodes * step
+        host_s, hidden_ns, ends_of = batches.quiet[num_decodes]
+        turns_s: list[float] = []
+        if ends_s is not None:
             turns_s = self._planned[: len(ends_s)]
+        else:
+            self._num_waiting = len(self.waiting)
+            if now_s + host_s <= oldest_s:
+                turns_s = ends_of(context, num_steps, oldest_s, until_s)
         if turns_s:
             log_ends = self._log_ends
             log_ends(turns_s)
             num_steps = len(turns_s)
-            batches.hidden_ns += batches.quiet[num_decodes][1] * num_steps
+            batches.hidden_ns += hidden_ns * num_steps
             if beside is not None:
-                beside.enter_quietly(batches.last_s, turns_s[0])
-            oldest_s, batches.last_s = batches.last_s, turns_s.pop()
+                beside.enter_quietly(oldest_s, turns_s[0])
+            batches.steady_s = turns_s.pop()
             turns_s.insert(0, oldest_s)
         else:
             turns_s = batches.take_late(num_decodes, context, num_steps, now_s, until_s)
             num_steps = len(turns_s)
-        if self.calendar.begun:
-            self.calendar.note_first_tokens(turns_s[0])
-        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=is_new)
+        if calendar.begun:
+            calendar.note_first_tokens(turns_s[0])
+        self._go_on(step, now_s, num_decodes, context, num_steps)
         return turns_s
+
+
+def _never_hidden(num_requests: int) -> tuple[float, int]:
+    """Return what the host takes of a step behind which it cannot hide."""
+    del num_requests
+    return inf, 0

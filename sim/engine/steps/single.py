@@ -122,8 +122,8 @@ class QuietSteps:
             beside.go_on(now_s)
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
-        is_new = ends_s is None
         if ends_s is None:
+            self._num_waiting = len(self.waiting)
             ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
         num_steps = len(ends_s)
         before_s, last_s = (ends_s[-2] if num_steps > 1 else now_s), ends_s[-1]
@@ -133,7 +133,7 @@ class QuietSteps:
             raise no_length(self._cost_model, shape, [now_s, *ends_s][-2])
         log_ends = self._log_ends
         log_ends(ends_s)
-        self._go_on(step, now_s, num_decodes, context, num_steps, is_new=is_new)
+        self._go_on(step, now_s, num_decodes, context, num_steps)
         return ends_s
 
     def _go_on(
@@ -143,18 +143,11 @@ class QuietSteps:
         num_decodes: int,
         context: int,
         num_steps: int,
-        *,
-        is_new: bool,
     ) -> None:
-        """Let decodes go on for some steps, and write down that they do.
-
-        Steps that are not new began when `ends_s` was asked.
-        """
+        """Let decodes go on for some steps, and write down that they do."""
         tables, beside = self._tables, self.beside
         # Python looks up by name a callable that is neither method nor local variable.
         note_each, advance = self.note_each, self._advance
-        if is_new:
-            self._num_waiting = len(self.waiting)
         self._packed.append(
             pack_stretch(
                 step,
