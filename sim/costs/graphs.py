@@ -35,13 +35,13 @@ _WHOLE_DECODES_MINOR: Final = 11
 def rule_of(rule: GraphRule, engine_version: str) -> GraphRule:
     """Return the rule of a release.
 
-    Pieces of a step end at each attention, and since 0.14 at the cache write before it,
-    which was part of it: a layer is launched as a graph, a cache write and an attention
-    (FlashAttention's own metadata are made once a step).
+    Pieces of a step end at each attention, of which the cache write was part before it
+    became an operation of its own (vLLM 25954): a layer is launched as a graph, a cache
+    write and an attention (FlashAttention's own metadata are made once a step).
 
-    Source: vLLM 0.8.5 to 0.10.0 ``config.py``, 0.11.0 ``config/compilation.py``, 0.30
-    ``config/vllm.py`` (`cudagraph_mode`), ``config/compilation.py`` (`splitting_ops`)
-    and ``model_executor/layers/attention/attention.py``.
+    Source: vLLM 0.30 ``config/vllm.py`` (`cudagraph_mode`), ``config/compilation.py``
+    (`splitting_ops`), ``model_executor/layers/attention/attention.py``; the notes of
+    release 0.11.0, which made ``FULL_AND_PIECEWISE`` the default.
     """
     if not rule.piece_launches:
         return rule

@@ -97,6 +97,7 @@ def test_lone_prompts_within_graphs_wait_for_the_host(name: str) -> None:
     [
         ("datasheet, nothing given", {"tpot": 11.0, "e2el": 23.0}),
         ("datasheet, its host read off this run", {"tpot": 6.0, "e2el": 17.0}),
+        ("the same, products at the power limit", {"tpot": 2.5, "e2el": 7.5}),
         ("its kernels measured", {"tpot": 10.5, "e2el": 22.0}),
         ("the same, its host read off this run", {"tpot": 6.5, "e2el": 16.5}),
     ],

@@ -32,7 +32,7 @@ BATCHES = ((1, 63), (64, 256), (257, 1024), (1025, 8192))
 
 
 @cache
-def products(gpu: str) -> pd.DataFrame:
+def products(gpu: str, most_tokens: int = 8192) -> pd.DataFrame:
     """Return bytes, FLOPs and seconds of products, each octave of ``m`` alike."""
     folder = shared(f"profiles/aiconfigurator/{gpu}/gemm")
     table = pd.read_parquet(next(folder.glob("*/gemm_perf.parquet")))
@@ -47,8 +47,8 @@ def products(gpu: str) -> pd.DataFrame:
             "seconds": 1e-3 * table["latency"],
         }
     )
-    is_large = (2.0 * n * k >= FEWEST_BYTES) & (m <= 8192) & (n >= 1024) & (k >= 1024)
-    found = found[is_large]
+    is_large = (2.0 * n * k >= FEWEST_BYTES) & (n >= 1024) & (k >= 1024)
+    found = found[is_large & (m <= most_tokens)]
     octaves = found.groupby(np.floor(np.log2(found["m"])), group_keys=False)
     return pd.concat(
         [octave.sample(min(len(octave), 100), random_state=0) for _, octave in octaves]
@@ -66,6 +66,22 @@ def product_errors(gpu: str, reached: Efficiencies) -> list[tuple[int, float]]:
         predicted_s = soft_maximum(*limits, own.sharpness) + PRODUCT_S
         found.append((int(row.m), log(predicted_s / row.seconds)))
     return found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peak_flops_per_s", "share_pct"),
+    [("h100_sxm", 989.4e12, (76.0, 78.0)), ("h200_sxm", 989.4e12, (71.0, 73.5))],
+)
+def test_the_longest_products_reach_less(
+    gpu: str, peak_flops_per_s: float, share_pct: tuple[float, float]
+) -> None:
+    """Beyond what the shares were fitted to; the README says when to give these."""
+    table = products(gpu, 32768)
+    longest = table[table["m"] > 8192]
+    reached = longest["flops"] / longest["seconds"] / peak_flops_per_s
+    least, most = share_pct
+    assert least < 100.0 * median(reached) < most
+    assert median(reached) < BY_CHIP[load_gpu(gpu).family].products.compute
 
 
 @cache
