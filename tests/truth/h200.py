@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from sim.studies.conformance.driver import SteppedEngine, make_scheduler, reques
 from sim.studies.conformance.workload import DecisionWorkload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sim.config.tables import RunConfig
     from sim.results.run import Results
@@ -141,8 +142,13 @@ def _facts(line: Line) -> dict[str, Any]:
 # -- times ------------------------------------------------------------------------
 
 
-def run(cost: dict[str, Any], folder: Path, rate_scale: float = 1.0) -> Results:
-    """Simulate the recorded traffic."""
+def run(
+    cost: dict[str, Any],
+    folder: Path,
+    rate_scale: float = 1.0,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Results:
+    """Simulate the recorded traffic, with more arguments of the engine if given."""
     trace = folder / "trace.jsonl"
     lines = [json.dumps({"kvsim_requests": 1})] + [
         json.dumps(
@@ -155,10 +161,12 @@ def run(cost: dict[str, Any], folder: Path, rate_scale: float = 1.0) -> Results:
         for row in rows("requests")
     ]
     trace.write_text("\n".join(lines) + "\n")
-    return simulate(config(cost, trace, rate_scale))
+    return simulate(config(cost, trace, rate_scale, more))
 
 
-def config(cost: dict[str, Any], trace: Path, rate_scale: float) -> RunConfig:
+def config(
+    cost: dict[str, Any], trace: Path, rate_scale: float, more: Mapping[str, Any]
+) -> RunConfig:
     workload = {
         "trace": {"kind": "kvsim", "path": str(trace), "rate_scale": rate_scale},
         "output_end": "length",
@@ -168,7 +176,9 @@ def config(cost: dict[str, Any], trace: Path, rate_scale: float) -> RunConfig:
         "gpu": "h200_sxm",
         "engine_version": "0.26",
     }
-    return parse_config({"workload": workload, "engine": engine | ENGINE, "cost": cost})
+    return parse_config(
+        {"workload": workload, "engine": engine | ENGINE | dict(more), "cost": cost}
+    )
 
 
 def measured_ms() -> dict[str, float]:
