@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from heapq import heappop, heappush
+from heapq import heappush
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 from simpy.events import Event
@@ -31,6 +31,14 @@ def step_priority(place: int) -> float:
     return STEP_PRIORITY - 1 / (place + 2)
 
 
+class Wakeable(Protocol):
+    """Something that waits, and may have to go on."""
+
+    def succeed(self) -> object:
+        """Let it go on now."""
+        ...
+
+
 class Clock(simpy.Environment):
     """A SimPy environment that knows whose turn it is within an instant.
 
@@ -43,37 +51,27 @@ class Clock(simpy.Environment):
 
     turn: float = ARRIVAL_PRIORITY
 
-    def __init__(self, initial_time: float = 0.0) -> None:
-        super().__init__(initial_time)
-        self._last = Event(self)
-
-    def next_s(self) -> float:
-        """Return when something happens next, in seconds."""
+    def next_turn_s(self) -> float:
+        """Return when others have their turn next, in seconds."""
         queue = self._queue
-        while queue and not queue[0][3].callbacks:
-            heappop(queue)  # an end that comes sooner now
         return queue[0][0] if queue else inf
 
-    def run_to(self, time_s: float, priority: float) -> None:
-        """Let all happen until a time, and at that up to a priority."""
-        queue: list[Any] = self._queue
-        if not queue or queue[0][:2] > (time_s, priority):
-            self._now, self.turn = time_s, priority
-            return
-        last = self._last
-        heappush(queue, (time_s, priority, next(self._eid), last))
-        while True:
-            now_s, turn, _, event = heappop(queue)
-            if now_s > self._now or turn > self.turn:
-                self.turn = turn
-            self._now = now_s
-            if event is last:
-                return
-            callbacks, event.callbacks = event.callbacks, None
-            for callback in callbacks:
-                callback(event)
-            if not (event._ok or hasattr(event, "_defused")):
-                raise event._value
+    def at(self, time_s: float, priority: float) -> Event:
+        """Return an event that happens at an absolute time; see `At`."""
+        return At(self, time_s, priority)
+
+    def sooner(self, event: Event, time_s: float, priority: float) -> Event:
+        """Let those that wait for an event of `at` wait for a sooner one."""
+        new = At(self, time_s, priority)
+        new.callbacks, event.callbacks = event.callbacks, []
+        return new
+
+    def wait(self, until_s: float) -> tuple[Wakeable, Event]:
+        """Return an event of a time, or never, and what lets it happen now."""
+        wake = self.event()
+        if until_s == inf:
+            return wake, wake
+        return wake, wake | At(self, until_s, ARRIVAL_PRIORITY)
 
     def step(self) -> None:
         if self._queue:
@@ -81,6 +79,73 @@ class Clock(simpy.Environment):
             if time_s > self._now or turn > self.turn:
                 self.turn = turn
         super().step()
+
+
+class LoneClock(Clock):
+    """The clock of one process, which is run as far as others need to know.
+
+    One process waits for one thing at a time, so that nothing has to be queued.
+
+    Attributes
+    ----------
+    next_s
+        When something happens next, in seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_s = 0.0  # it begins
+        self._next_priority: float = ARRIVAL_PRIORITY
+        self._limit_s = inf
+        self._event = Event(self)
+        self._event._ok, self._event._value = True, None
+
+    def next_turn_s(self) -> float:
+        """Return until when it may go for now, in seconds."""
+        return self._limit_s
+
+    def at(self, time_s: float, priority: float) -> Event:
+        self.next_s, self._next_priority = time_s, priority
+        return self._event
+
+    def sooner(self, event: Event, time_s: float, priority: float) -> Event:
+        self.next_s, self._next_priority = time_s, priority
+        return event
+
+    def wait(self, until_s: float) -> tuple[Wakeable, Event]:
+        return self, self.at(until_s, STEP_PRIORITY)
+
+    def succeed(self) -> None:
+        """Let the process go on now that waits by `wait`."""
+        self.next_s, self._next_priority = self._now, STEP_PRIORITY
+
+    def run_to(self, time_s: float, priority: float) -> None:
+        """Let all happen until a time, and at that up to a priority."""
+        self._limit_s = time_s
+        while self.next_s < time_s or (
+            self.next_s == time_s and self._next_priority <= priority
+        ):
+            self._go()
+        self._limit_s = inf
+        if time_s > self._now or priority > self.turn:
+            self._now, self.turn = time_s, priority
+
+    def run_out(self) -> None:
+        """Let all happen."""
+        while self.next_s < inf:
+            self._go()
+
+    def _go(self) -> None:
+        """Let the process have its turn."""
+        now_s, turn = self.next_s, self._next_priority
+        if now_s > self._now or turn > self.turn:
+            self._now, self.turn = now_s, turn
+        self.next_s = inf
+        event = self._event
+        if event.callbacks:
+            event.callbacks.pop()(event)
+        if self._queue:  # it begins, or has ended
+            self.step()
 
 
 class At(Event):
@@ -144,8 +209,7 @@ def advance(env: Clock, time_s: float) -> bool:
     """
     if not time_s >= env._now:
         raise ValueError(f"the clock never goes back: now {env._now}, got {time_s}")
-    queue: list[Any] = env._queue
-    if queue and queue[0][0] <= time_s:
+    if env.next_turn_s() <= time_s:
         return False
     env._now, env.turn = time_s, ARRIVAL_PRIORITY
     return True

@@ -14,7 +14,7 @@ An engine that is run finds its own data at hand, and is not run for what others
 from __future__ import annotations
 
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import floor, inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.engine.balancer import Load
-    from sim.engine.clock import Clock
+    from sim.engine.clock import Clock, LoneClock
     from sim.engine.engines import Router
     from sim.engine.loop import Engine
     from sim.engine.scrapes import Hearer
@@ -67,6 +67,7 @@ class DealtEngines(EnginesApart):
         self._requests = iter(requests)
         self._last_s = 0.0
         self._next_look_s = 0.0
+        self._clocks = [cast("LoneClock", engine.env) for engine in engines]
         self._dealt: list[list[Request]] = [[] for _ in engines]
         self._enders = [partial(self._ended, i, None) for i in range(len(engines))]
         super().__init__(env, engines, router, ())
@@ -78,10 +79,10 @@ class DealtEngines(EnginesApart):
     def _run_all(self, time_s: float, priority: float) -> None:
         """Run all engines up to a look at them."""
         self._next_look_s = time_s
-        for place, engine in enumerate(self.engines):
+        for place, clock in enumerate(self._clocks):
             if self._dealt[place]:
                 self._take_in(place)
-            engine.env.run_to(time_s, priority)
+            clock.run_to(time_s, priority)
 
     def _deal(self, request: Request) -> int:
         """Choose where a request goes, which will be handed over; return where."""
@@ -94,29 +95,20 @@ class DealtEngines(EnginesApart):
 
     def _take_in(self, place: int) -> None:
         """Hand an engine what was dealt to it, at the times at which that came."""
-        engine = self.engines[place]
+        engine, clock = self.engines[place], self._clocks[place]
         for request in self._dealt[place]:
-            engine.env.run_to(request.arrival_s, ARRIVAL_PRIORITY)
+            clock.run_to(request.arrival_s, ARRIVAL_PRIORITY)
             engine.submit(request)
         self._dealt[place].clear()
-
-    def _close(self) -> None:
-        """Let all engines end, none of which will be handed anything more."""
-        for engine in self.engines:
-            if not engine.done.triggered:
-                last_s = max(self._last_s, engine.env.now)
-                last = At(engine.env, last_s, ARRIVAL_PRIORITY)
-                last.callbacks.append(partial(_close, engine))
 
     def _finish(self) -> Generator[simpy.Event, Any, None]:
         """Run all engines to their ends, and the clock of the run to the last."""
         self._next_look_s = inf
-        for place in range(len(self.engines)):
+        for place, clock in enumerate(self._clocks):
             self._take_in(place)
-        self._close()
-        for engine in self.engines:
-            if not engine.done.processed:
-                engine.env.run(until=engine.done)
+            clock.run_to(self._last_s, ARRIVAL_PRIORITY)
+            self.engines[place].close_arrivals()
+            clock.run_out()
         yield At(self.env, max(self._end_s, self.env.now), STEP_PRIORITY)
 
 
@@ -199,16 +191,23 @@ class ByEnds(DealtEngines):
     """
 
     def _drive(self) -> Generator[simpy.Event, Any, None]:
-        env, engines = self.env, self.engines
+        env, engines, dealt = self.env, self.engines, self._dealt
+        clocks = self._clocks
         at_s = [0.0] * len(engines)
         soonest = [(0.0, place) for place in range(len(engines))]  # some are void
         for request in self._requests:
             now_s = request.arrival_s
             while soonest[0][0] < now_s:
-                time_s, place = heappop(soonest)
+                time_s, place = soonest[0]
                 if time_s == at_s[place]:
-                    time_s = at_s[place] = self._run_on(place, time_s)
-                    heappush(soonest, (time_s, place))
+                    if dealt[place]:
+                        self._take_in(place)
+                    clock = clocks[place]
+                    clock.run_to(time_s, SCRAPE_PRIORITY)
+                    time_s = at_s[place] = clock.next_s
+                    heapreplace(soonest, (time_s, place))
+                else:
+                    heappop(soonest)
             if self._stop_requested:
                 break
             advance(env, now_s)
@@ -217,7 +216,7 @@ class ByEnds(DealtEngines):
             time_s = inf  # in a step in full: its next event
             if engine.may_reject(request):
                 self._take_in(place)
-                time_s = engine.env.next_s()
+                time_s = clocks[place].next_s
             elif engine.stretch is not None:
                 time_s = engine.stretch.end_of_step(now_s)
             elif engine.is_waiting:
@@ -226,15 +225,3 @@ class ByEnds(DealtEngines):
                 at_s[place] = time_s
                 heappush(soonest, (time_s, place))
         yield from self._finish()
-
-    def _run_on(self, place: int, time_s: float) -> float:
-        """Run an engine until a time; return when something happens there next."""
-        if self._dealt[place]:
-            self._take_in(place)
-        clock = self.engines[place].env
-        clock.run_to(time_s, SCRAPE_PRIORITY)
-        return clock.next_s()
-
-
-def _close(engine: Engine, _: object) -> None:
-    engine.close_arrivals()

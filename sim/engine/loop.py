@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.ahead import HostQueue
-from sim.engine.clock import ARRIVAL_PRIORITY, At, advance, step_priority
+from sim.engine.clock import ARRIVAL_PRIORITY, advance, step_priority
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
 from sim.engine.pauses import calendar_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel
     from sim.engine.beside import Beside
-    from sim.engine.clock import Clock
+    from sim.engine.clock import Clock, Wakeable
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.results.recorder import Recorder
@@ -137,6 +137,7 @@ class Engine:
         self._admission_error: Callable[[Request], str | None] = (
             scheduler.admission_error if admission_check else _no_error
         )
+        self._add_request: Callable[[Request], object] = scheduler.add_request
         self._num_unquestioned_tokens: int = (
             getattr(scheduler, "num_unquestioned_tokens", 0) if self._is_clocked else 0
         )
@@ -159,7 +160,7 @@ class Engine:
         self._observers = Observers()
         self._arrivals_closed = arrivals is not None
         self._actions: list[Callable[[], object]] = []  # between two steps
-        self._wake: simpy.Event | Stretch | None = None  # while it waits
+        self._wake: Wakeable | None = None  # while it waits
         self.stretch: Stretch | None = None
         if beside is not None:
             beside.wake = self._wake_up
@@ -184,7 +185,7 @@ class Engine:
         self.recorder.arrived(request)
         error = self._admission_error(request) if self.may_reject(request) else None
         if error is None:
-            self.scheduler.add_request(request)
+            self._add_request(request)
             self._wake_up()
         else:
             self._reject(request, error)
@@ -222,7 +223,7 @@ class Engine:
         A request costs some fifteen microseconds in here, and a call of a function a
         hundredth of one, so what is needed in every step stands in local variables.
         """
-        env, events = self.env, self.env._queue
+        env, at, next_turn_s = self.env, self.env.at, self.env.next_turn_s
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
         priority = self._priority
@@ -230,7 +231,7 @@ class Engine:
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active, chunk_rows = log.ends_s, recorder.active, log.chunk_rows
         empty_steps, observers = self.empty_steps, self._observers
-        add_request, admission_error = scheduler.add_request, self._admission_error
+        add_request, admission_error = self._add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
         running: Any = scheduler.running if self._is_clocked else ()
         waiting: Any = scheduler.waiting if self._is_clocked else ()
@@ -278,7 +279,7 @@ class Engine:
             takes_stretches, drains = way.takes_stretches, way.drains
             take_step, appear, tells_quiet = way.take, way.appear, way.tells_quiet
             look = min(observers.next_step, step + MAX_NUM_QUIET_STEPS)
-            event_s = events[0][0] if events else inf
+            event_s = next_turn_s()
 
             # Until anything else had its turn, what is above cannot have changed.
             self.is_alone = True
@@ -297,8 +298,14 @@ class Engine:
                     if horizon is not None and self.is_interruptible:
                         ends = quiet_ends(step, num_steps, now_s, until_s)
                         if ends and event_s <= ends[-1] < inf:
-                            ends = yield from self._interruptible(ends, until_s, now_s)
-                            if is_unseen or env._now > now_s:  # they have ended
+                            if ends[-1] >= until_s:  # one that is looked at is alone:
+                                ends = ends[:-1] or ends  # what it holds is known
+                            if is_unseen or (len(ends) > 1 and event_s <= ends[-1]):
+                                stretch = Stretch(env, ends, now_s, priority)
+                                self._wake = self.stretch = stretch
+                                yield stretch.end
+                                self._wake = self.stretch = None
+                                ends = stretch.ends_s
                                 event_s, self.is_alone, is_unseen = inf, False, False
                             if not ends:
                                 continue
@@ -308,7 +315,7 @@ class Engine:
                     end_s = ends[-1]
                     step += len(ends) - 1
                 elif is_unseen:
-                    yield At(env, now_s, priority)
+                    yield at(now_s, priority)
                     is_unseen = self.is_alone = False
                     continue
                 elif drains:
@@ -322,7 +329,7 @@ class Engine:
                 elif pace is None:
                     end_s = take_step(step, now_s)
                     if not self.is_alone:
-                        event_s = events[0][0] if events else inf
+                        event_s = next_turn_s()
                 else:
                     end_s = yield from way.take_with_others(step, now_s)
                     event_s, self.is_alone = inf, False
@@ -337,7 +344,7 @@ class Engine:
                 # -- arrivals until it ends
                 while next_s <= end_s:
                     if event_s <= next_s:
-                        yield At(env, next_s, ARRIVAL_PRIORITY)
+                        yield at(next_s, ARRIVAL_PRIORITY)
                         self.is_alone = False
                     env._now = next_s
                     request, upcoming = upcoming, next(arrivals, None)
@@ -356,7 +363,7 @@ class Engine:
                         self._reject(request, error)
                         self.is_alone = False
                     if not self.is_alone:
-                        event_s = events[0][0] if events else inf
+                        event_s = next_turn_s()
                         if error is None or upcoming is None:
                             empty_steps.end()
                 if event_s > end_s:
@@ -371,7 +378,7 @@ class Engine:
                 ):
                     is_unseen = True
                 else:
-                    yield At(env, end_s, priority)
+                    yield at(end_s, priority)
                     self.is_alone = False
 
                 # -- tokens appear, and finished requests leave
@@ -413,25 +420,6 @@ class Engine:
         has_outputs = self.batches is not None and self.batches.has_steps
         return has_outputs or any(queue_lengths(self.scheduler))
 
-    def _interruptible(
-        self, ends: list[float], until_s: float, begin_s: float
-    ) -> Generator[simpy.Event, Any, list[float]]:
-        """Wait for the end of quiet steps, or for an interruption; return the ends.
-
-        A step that somebody looks at is taken alone: what it holds is then known from
-        its beginning on.
-        """
-        env = self.env
-        if ends[-1] >= until_s:
-            ends = ends[:-1] or ends
-        if begin_s == env._now and (len(ends) == 1 or env.peek() > ends[-1]):
-            return ends
-        stretch = Stretch(env, ends, begin_s, self._priority)
-        self._wake = self.stretch = stretch
-        yield stretch.end
-        self._wake = self.stretch = None
-        return stretch.ends_s
-
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for an arrival of its own, for what runs beside, or to be woken."""
         env, beside = self.env, self.beside
@@ -444,11 +432,8 @@ class Engine:
             wake_s = beside.wake_s(env.now)
         until_s = min(next_s, wake_s)
         if until_s == inf or not advance(env, until_s):
-            wake = self._wake = env.event()
-            if until_s < inf:
-                yield wake | At(env, until_s, ARRIVAL_PRIORITY)
-            else:
-                yield wake
+            self._wake, event = env.wait(until_s)
+            yield event
             self._wake = None
         if env.now >= wake_s:
             self._wake_up()

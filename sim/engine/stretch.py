@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from sim.engine.clock import At
-
 if TYPE_CHECKING:
     import simpy
 
@@ -34,6 +32,8 @@ class Stretch:
         Happens at the end of the last step.
     """
 
+    __slots__ = ("_begin_s", "_env", "_has_begun", "_priority", "end", "ends_s")
+
     def __init__(
         self, env: Clock, ends_s: list[float], begin_s: float, priority: float
     ) -> None:
@@ -42,7 +42,7 @@ class Stretch:
         self._priority = priority
         self._has_begun = begin_s == env._now
         self.ends_s = ends_s
-        self.end: simpy.Event = At(env, ends_s[-1], priority)
+        self.end: simpy.Event = env.at(ends_s[-1], priority)
 
     def succeed(self) -> None:
         """Let it end with the step in progress, as its engine has something to do."""
@@ -55,10 +55,7 @@ class Stretch:
         if num_steps < len(self.ends_s):
             self.ends_s = self.ends_s[:num_steps]
             end_s = self.ends_s[-1] if num_steps else self._begin_s
-            sooner = At(self._env, end_s, self._priority)
-            # Whoever waits for the end waits for this one from now on.
-            sooner.callbacks, self.end.callbacks = self.end.callbacks, []
-            self.end = sooner
+            self.end = self._env.sooner(self.end, end_s, self._priority)
 
     def end_of_step(self, time_s: float) -> float:
         """Return when the step ends that is in progress when something comes then."""

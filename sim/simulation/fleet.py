@@ -13,7 +13,7 @@ from sim.config.plug import build
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import LoadBalancer
-from sim.engine.clock import Clock
+from sim.engine.clock import Clock, LoneClock
 from sim.engine.engines import Engines, Watch, horizon_of
 from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds, DealtEngines
 from sim.engine.loop import Engine
@@ -260,7 +260,7 @@ class Fleet:
         """Return engines on clocks of their own that are handed requests."""
         engines = []
         for place in range(len(self.schedulers)):
-            engine = self._engine(place, None, _never, Clock())
+            engine = self._engine(place, None, _never, LoneClock())
             engine.is_interruptible = True
             engine.looks_ahead = looks_ahead
             engines.append(engine)

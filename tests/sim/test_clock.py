@@ -9,7 +9,16 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At
+from sim.engine.clock import (
+    ARRIVAL_PRIORITY,
+    SCRAPE_PRIORITY,
+    STEP_PRIORITY,
+    At,
+    Clock,
+    LoneClock,
+    step_priority,
+)
+from sim.engine.stretch import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -51,3 +60,58 @@ def test_an_arrival_comes_before_a_step_end_of_the_same_instant() -> None:
 def test_the_clock_never_goes_back(time_s: float) -> None:
     with pytest.raises(ValueError, match="the clock never goes back"):
         At(simpy.Environment(), time_s, STEP_PRIORITY)
+
+
+LOOKS = st.tuples(
+    st.integers(0, 40),
+    st.sampled_from([ARRIVAL_PRIORITY, SCRAPE_PRIORITY]),
+    st.booleans(),
+)
+
+
+class Stretches:
+    """Takes stretches of four steps of two seconds, and waits when it is cut twice."""
+
+    def __init__(self, env: Clock) -> None:
+        self.env = env
+        self.waits: Any = None
+        self.seen: list[tuple[float, float, int]] = []
+        env.process(self._run())
+
+    def look(self, *, cuts: bool) -> None:
+        self.seen.append((self.env.now, self.env.turn, -1))
+        if cuts and self.waits is not None:
+            self.waits.succeed()
+            self.waits = None
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        env = self.env
+        while env.now < 60:
+            ends_s = [env.now + 2.0 * i for i in range(1, 5)]
+            stretch = self.waits = Stretch(env, ends_s, env.now, step_priority(0))
+            yield stretch.end
+            self.seen.append((env.now, env.turn, len(stretch.ends_s)))
+            if len(stretch.ends_s) == 2:
+                self.waits, event = env.wait(env.now + 3.0)
+                yield event
+                self.seen.append((env.now, env.turn, 0))
+
+
+@given(st.lists(LOOKS, max_size=12))
+def test_a_clock_of_one_process_is_a_clock(looks: list[tuple[int, int, bool]]) -> None:
+    looks.sort()
+    shared, lone = Stretches(Clock()), Stretches(LoneClock())
+
+    def look_on() -> Generator[simpy.Event, Any, None]:
+        for time_s, priority, cuts in looks:
+            yield At(shared.env, float(time_s), priority)
+            shared.look(cuts=cuts)
+
+    shared.env.process(look_on())
+    shared.env.run()
+    assert isinstance(lone.env, LoneClock)
+    for time_s, priority, cuts in looks:
+        lone.env.run_to(float(time_s), priority)
+        lone.look(cuts=cuts)
+    lone.env.run_out()
+    assert lone.seen == shared.seen

@@ -269,7 +269,14 @@ class ClockedSteps(Steps):
         )
 
     def look(self) -> Steps:
-        way = self if self._sees_shapes() else self._shown
+        owner, beside = self._owner, self._owner.beside
+        asks_for_batches = (
+            owner.listeners
+            or self._scheduler.moves_blocks
+            or (owner.keeps_costs and owner.pace is None)
+            or (beside is not None and beside.asks)
+        )
+        way = self._shown if asks_for_batches else self
         way.takes_stretches = self._may_stretch()
         return way
 
@@ -277,16 +284,6 @@ class ClockedSteps(Steps):
         """Whether nothing looks at each step, or may end it sooner or later."""
         owner, tables = self._owner, self._scheduler.tables
         return not owner.listeners and tables.observer is None and owner.pace is None
-
-    def _sees_shapes(self) -> bool:
-        """Whether nothing asks for the batch as an object."""
-        owner, beside = self._owner, self._owner.beside
-        return not (
-            owner.listeners
-            or self._scheduler.moves_blocks
-            or (owner.keeps_costs and owner.pace is None)
-            or (beside is not None and beside.asks)
-        )
 
     def take(self, step: int, now_s: float) -> float:
         scheduler, shape = self._scheduler, self._formed(step, now_s)
@@ -353,10 +350,10 @@ class ClockedSteps(Steps):
     def ends_unseen(self, step: int) -> bool:
         if step == self.due_steps[0] or not self._scheduler.foresees_usage:
             return False
-        return all(
-            last_num_tokens(request) > request.num_tokens + 1
-            for request in self._scheduler.completing
-        )
+        for request in self._scheduler.completing:  # most often one
+            if last_num_tokens(request) <= request.num_tokens + 1:
+                return False
+        return True
 
     def settle(self) -> None:
         clock, step = self._scheduler.clock, self._scheduler.step
