@@ -65,7 +65,8 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 	@echo "Open build/site/index.html."
 
-# make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier.
+# make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier;
+# WITH=--plain: nothing cached, so that blocks are counted.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev

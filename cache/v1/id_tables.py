@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cache.v1.tables import TableRequest
 
 _MOST_TAKEN_IDS_KEPT = 1 << 16
+_COUNTED: tuple[int, ...] = ()  # the table of a request whose blocks are only counted
 _ids: list[int] = [0]
 
 
@@ -42,6 +43,9 @@ class IdTables:
     The stack grows from below when it has too few: ids that were never taken are few
     numbers until they are needed.
 
+    No decision depends on ids. Where nothing looks at them either, `count_only` lets
+    them go: how many blocks a request holds follows from its computed tokens then.
+
     Parameters
     ----------
     num_gpu_blocks
@@ -51,12 +55,18 @@ class IdTables:
     unhashed_first
         Whether freed blocks are reused first; see `cache.v1.block_pool.BlockPool`.
 
+    Attributes
+    ----------
+    keeps_ids
+        Set it, before a run begins, to look at ids without an observer.
+
     Raises
     ------
     CacheError
         If the pool is too small or a block has no token.
     """
 
+    keeps_ids = False
     _least_ids_added: ClassVar = 1024
 
     def __init__(
@@ -76,7 +86,9 @@ class IdTables:
         self.num_evictions = 0
         self.num_contents = 0
         self.watch_hit = False
-        self.observer: BlockObserver | None = None
+        self._observer: BlockObserver | None = None
+        self._counts_only = False
+        self._most_tokens = 0
         self._is_stack = unhashed_first
         self._free = [] if unhashed_first else _ids_between(1, num_gpu_blocks)
         self._first_unused = 1 if unhashed_first else num_gpu_blocks
@@ -97,6 +109,47 @@ class IdTables:
         stop = min(first + max(num_lacking, self._least_ids_added), most)
         self._free[:0] = _ids_between(first, stop)[::-1]
         self._first_unused = stop
+
+    # -- who looks at ids -----------------------------------------------------
+
+    def count_only(self, most_tokens: int) -> None:
+        """Keep no ids from now on, only counts.
+
+        The caller frees requests with the tokens written down for which they have
+        blocks, in `num_computed_tokens`, of which those beyond `most_tokens` have none.
+
+        Raises
+        ------
+        CacheError
+            If blocks are held or observed.
+        """
+        if self.num_logical_blocks or self._observer is not None:
+            raise CacheError("blocks that are held or observed have ids; count earlier")
+        self._counts_only, self._most_tokens = True, most_tokens
+        self._free = []
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether blocks have no ids."""
+        return self._counts_only
+
+    @property
+    def observer(self) -> BlockObserver | None:
+        """Told which blocks move, or None."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: BlockObserver | None) -> None:
+        if observer is not None:
+            self._require_ids()
+        self._observer = observer
+
+    def _require_ids(self) -> None:
+        if self._counts_only:
+            raise CacheError(
+                "blocks have no ids in a run that nothing looked at when it began: "
+                "set `observer` or `keeps_ids` before"
+            )
 
     # -- a request's table ----------------------------------------------------
 
@@ -125,8 +178,11 @@ class IdTables:
     def extend(
         self, request: TableRequest, num_tokens: int, num_computed_tokens: int
     ) -> bool:
-        del num_computed_tokens
-        num_blocks = -(-num_tokens // self.block_size) - len(request.table)
+        num_blocks = -(-num_tokens // self.block_size)
+        if self._counts_only:
+            num_blocks -= -(-num_computed_tokens // self.block_size)
+        else:
+            num_blocks -= len(request.table)
         if num_blocks > self.num_free_blocks:
             return False
         if num_blocks > 0:
@@ -135,7 +191,10 @@ class IdTables:
 
     def append_blocks(self, tables: Collection[list[int]]) -> None:
         num_blocks = len(tables)
-        if not self._is_stack or self.observer is not None:
+        if self._counts_only:
+            self.take(num_blocks)
+            return
+        if not self._is_stack or self._observer is not None:
             block_ids = self.take(num_blocks)
             for table, block_id in zip(tables, block_ids, strict=True):
                 table.append(block_id)
@@ -156,7 +215,10 @@ class IdTables:
         while len(rounds) < num_rounds:
             rounds += buckets[: num_rounds - len(rounds)]
         sizes = [*map(len, rounds)]
-        if not self._is_stack or self.observer is not None:
+        if self._counts_only:
+            self.take(sum(sizes))
+            return sizes
+        if not self._is_stack or self._observer is not None:
             for opening in rounds:
                 self.append_blocks(opening.values())
             return sizes
@@ -182,11 +244,17 @@ class IdTables:
         if table is None:
             return 0
         request.table = None
-        num_blocks = len(table)
+        if self._counts_only:
+            num_tokens, most = request.num_computed_tokens, self._most_tokens
+            num_blocks = -(-min(num_tokens, most) // self.block_size)
+        else:
+            num_blocks = len(table)
         self.num_free_blocks += num_blocks
         self.num_logical_blocks -= num_blocks
-        if self.observer is not None:
-            self.observer.released(table[::-1])
+        if self._counts_only:
+            return num_blocks
+        if self._observer is not None:
+            self._observer.released(table[::-1])
         if not self._is_stack:
             table.reverse()
         self._free += table
@@ -201,8 +269,8 @@ class IdTables:
         del requests
         return False
 
-    def take(self, num_blocks: int) -> list[int]:
-        """Take blocks from the front of the queue.
+    def take(self, num_blocks: int) -> Sequence[int]:
+        """Take blocks from the front of the queue; return their ids, if they have any.
 
         Raises
         ------
@@ -212,7 +280,11 @@ class IdTables:
         if not num_blocks:
             return []
         free = self._free
-        if self._is_stack:
+        taken: Sequence[int] = _COUNTED
+        if self._counts_only:
+            if num_blocks > self.num_free_blocks:
+                raise self._lack_of_blocks(num_blocks)
+        elif self._is_stack:
             if num_blocks > len(free):
                 self._add_unused(num_blocks)
             taken = free[: -num_blocks - 1 : -1]
@@ -229,8 +301,8 @@ class IdTables:
                 self._num_taken = 0
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        if self.observer is not None:
-            self.observer.taken(taken)
+        if self._observer is not None:
+            self._observer.taken(taken)
         return taken
 
     def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
@@ -247,9 +319,11 @@ class IdTables:
     def block_ids(
         self, request: TableRequest, first: int = 0, stop: int | None = None
     ) -> list[int]:
+        self._require_ids()
         return list((request.table or ())[first:stop])
 
     def num_blocks(self, request: TableRequest) -> int:
+        self._require_ids()
         return len(request.table)
 
     def num_shared_blocks(self, request: TableRequest) -> int:
@@ -261,6 +335,7 @@ class IdTables:
         return 0
 
     def free_block_ids(self) -> list[int]:
+        self._require_ids()
         if not self._is_stack:
             return self._free[self._num_taken :]
         unused = range(self._first_unused, self.num_usable_blocks + 1)
@@ -279,6 +354,15 @@ class IdTables:
         InvariantError
             If a block is lost, or stands twice.
         """
+        if self._counts_only:
+            require(
+                self.num_free_blocks >= 0
+                and self.num_free_blocks + self.num_logical_blocks
+                == self.num_usable_blocks,
+                f"tables: {self.num_free_blocks} blocks are free and "
+                f"{self.num_logical_blocks} held, of {self.num_usable_blocks}",
+            )
+            return
         free = self.free_block_ids()
         held = [block_id for request in requests for block_id in request.table]
         require(
@@ -289,4 +373,17 @@ class IdTables:
         require(
             sorted(free + held) == list(range(1, self.num_usable_blocks + 1)),
             "tables: a block is lost, or stands twice in tables and free queue",
+        )
+
+    def check_count(self, num_blocks: int) -> None:
+        """Prove that requests hold so many blocks, where these have no ids.
+
+        Raises
+        ------
+        InvariantError
+            If they do not.
+        """
+        require(
+            num_blocks == self.num_logical_blocks,
+            f"tables: tokens need {num_blocks} blocks, {self.num_logical_blocks} held",
         )

@@ -27,6 +27,8 @@ class TableRequest(Protocol):
     num_tokens, num_prompt_tokens
         Tokens of a prompt in mid-way, outputs of before a preemption included; and of
         the prompt alone.
+    num_computed_tokens
+        Those whose entries are in the cache, of a request that is freed.
     tokens
         Prompt and output.
     table
@@ -37,6 +39,7 @@ class TableRequest(Protocol):
     parent_id: int
     num_tokens: int
     num_prompt_tokens: int
+    num_computed_tokens: int
     tokens: TokenIds
     table: Any
 

@@ -206,6 +206,9 @@ class ClockedScheduler(Scheduler, Protocol):
         Requests whose last prompt chunk was in the latest batch.
     passed_over
         Decodes that run and get no token in the latest batch.
+    count_blocks
+        Called, if it is there, when a run begins in which nothing looks at blocks one
+        by one: their ids need not be kept.
     decodes_pause
         Whether these are all of them, or none; it may be missing, for no.
     preemptions, num_recomputed_tokens

@@ -59,6 +59,26 @@ def draw_case(seed: int) -> Case:
     return Case(config, Look(every_steps, told, aborts))
 
 
+def draw_plain_case(seed: int) -> Case:
+    """Return the case of a seed where ids of blocks matter to no rule.
+
+    Every other one schedules ahead.
+    """
+    config, look = draw_case(seed)
+    ahead = {"engine_version": "0.33", "speculative_config": None} if seed % 2 else {}
+    plain = {
+        **dict.fromkeys(
+            ("preemption_victim", "admission", "evictor", "sliding_window")
+        ),
+        "enable_prefix_caching": False,
+        "scheduling_policy": "fcfs",
+        "async_scheduling": bool(ahead),
+        **ahead,
+    }
+    engine = config.engine.model_copy(update=plain)
+    return Case(config.model_copy(update={"engine": engine}), look)
+
+
 def _meet_a_step_end(rng: Random, config: RunConfig, requests: list[Request]) -> None:
     """Let a request arrive when a step ends, to the last bit or one bit beside.
 

@@ -13,7 +13,7 @@ from tests.identity.compare import (
     of_groups,
     one_by_one,
 )
-from tests.identity.random_configs import draw_case
+from tests.identity.random_configs import draw_case, draw_plain_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
@@ -59,6 +59,13 @@ def regimes_of_seed(seed: int) -> frozenset[str]:
 def test_both_paths_are_equal(seeds: range) -> None:
     for seed in seeds:
         regimes_of_seed(seed)
+
+
+@pytest.mark.parametrize("seeds", GROUPS)
+def test_where_blocks_are_counted_both_paths_are_equal(seeds: range) -> None:
+    compared = [assert_equal_paths(*draw_plain_case(seed)) for seed in seeds]
+    assert all(each.is_counted for each in compared if not each.chosen.error)
+    assert sum("preemptions" in regimes_of(each) for each in compared) > 5
 
 
 @pytest.mark.parametrize("seed", [2202, 6124])

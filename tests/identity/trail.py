@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cache.errors import UnallocatedSequenceError
 from cache.sequences import SequenceStatus
+from cache.v1.id_tables import IdTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,6 +94,8 @@ class FastCache:
 
     def __init__(self, tables: Any) -> None:
         self.owner = self.pool = tables
+        if isinstance(tables, IdTables):
+            tables.keeps_ids = True
 
     def block_ids(self, request: Any) -> list[int]:
         return self.owner.block_ids(request)  # type: ignore[no-any-return]
@@ -219,6 +222,11 @@ class Trail:
         scheduler: Any = self._simulation.scheduler
         if getattr(scheduler, "_free", None) == free:  # it was asked for once
             scheduler._free = noted
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether blocks have ids because it looks at them."""
+        return bool(getattr(self._cache and self._cache.owner, "keeps_ids", False))
 
     def close(self) -> None:
         """Note the end of the run, and prove all invariants."""

@@ -260,6 +260,9 @@ class ClockedSteps(Steps):
         if scheduler.groups is not None:
             self.quiet.note_each = log.facts.fromlist
         self._shown = ShownSteps(owner, self)
+        count_blocks = getattr(scheduler, "count_blocks", None)
+        if count_blocks is not None and self._may_stretch():
+            count_blocks()
 
     def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
         scheduler, model = self._scheduler, self._owner.cost_model

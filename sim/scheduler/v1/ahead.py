@@ -57,6 +57,7 @@ class AheadScheduler(Scheduler):
 
     max_concurrent_batches = 2
     drops_stale = False
+    counts_blocks = True
     _clock = AheadDecodeClock
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -161,6 +162,10 @@ class AheadScheduler(Scheduler):
                     self.waiting.remove(request)
                     self.tables.free(request)
             finished = [request for request in finished if request in running]
+        last_step = self.step - 1
+        for request in finished:
+            if request not in self.prefilling:  # they have a slot for what is wasted
+                request.num_computed_tokens = request.base_tokens + last_step
         # The step in flight computes another token of those that were decodes.
         num_decodes = self.clock.num_decodes
         Scheduler.update(self, finished)

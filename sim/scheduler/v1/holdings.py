@@ -437,23 +437,25 @@ class Holdings:
             and self.num_chunk_tokens == num_chunk_tokens,
             "a running request is neither on the clock nor in mid-way",
         )
+        if isinstance(self.tables, IdTables) and self.tables.counts_only:
+            self.tables.check_count(sum(map(self._num_needed_blocks, self.running)))
+            return
         for request in self.running:
             self._check_blocks(request)
 
     def _check_blocks(self, request: Request) -> None:
-        num_computed_tokens = self.num_computed_tokens(request)
         num_blocks = len(self.tables.block_ids(request))
-        num_tokens = min(num_computed_tokens, self._most_slots)
-        num_needed = (
-            -(-num_tokens // self.block_size)
-            if self.groups is None
-            else self.groups.num_entries(num_tokens)
-        )
         require(
-            num_blocks == num_needed,
-            f"request {request.request_id}: {num_tokens} tokens computed, "
-            f"{num_blocks} blocks held",
+            num_blocks == self._num_needed_blocks(request),
+            f"request {request.request_id}: {self.num_computed_tokens(request)} tokens "
+            f"computed, {num_blocks} blocks held",
         )
+
+    def _num_needed_blocks(self, request: Request) -> int:
+        num_tokens = min(self.num_computed_tokens(request), self._most_slots)
+        if self.groups is not None:
+            return self.groups.num_entries(num_tokens)
+        return -(-num_tokens // self.block_size)
 
 
 def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Tables:

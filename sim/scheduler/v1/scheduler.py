@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cache.v1.id_tables import IdTables
 from sim.scheduler.base import SchedulerOutput
@@ -72,6 +72,8 @@ class Scheduler(Holdings):
     """
 
     generation = "v1"
+    counts_blocks: ClassVar[bool] = True
+    """Whether no rule looks at the ids of blocks; a derived class says so itself."""
     _in_flight: TokensInFlight | None = None
     _plan: Callable[..., Plan] = Plan
 
@@ -111,6 +113,22 @@ class Scheduler(Holdings):
             self._chunks.space_by(num_turns)
             self.gate.keeps_heads = False
             self._admit_waiting = self._schedule_waiting
+
+    def count_blocks(self) -> None:
+        """Only count blocks, if that is the same to all rules: nothing looks at ids.
+
+        It is where a victim has no tokens planned, being the last that runs: how many
+        blocks a request gives back then follows from its computed tokens.
+        """
+        tables = self.tables
+        if (
+            vars(type(self)).get("counts_blocks", False)
+            and isinstance(tables, IdTables)
+            and not (tables.keeps_ids or tables.num_logical_blocks)
+            and self._preempts_from_tail
+            and self._desk is None
+        ):
+            tables.count_only(self._most_slots)
 
     # -- a step ---------------------------------------------------------------
 
