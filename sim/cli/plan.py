@@ -142,8 +142,10 @@ def _say_stopped(stopped: PlanStopped, answers: AnswerFile) -> None:
     """Say what is known of a plan that was stopped too early to be written."""
     for line in stopped.known:
         console.note(line)
+    number = len(answers)
+    held = "1 answer is" if number == 1 else f"{number:,} answers are"
     console.note(
-        f"interrupted during '{stopped.phase}'; {len(answers):,} answers are in "
+        f"interrupted during '{stopped.phase}'; {held} in "
         f"'{answers.path}'; go on with --resume"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,6 +16,7 @@ from sim.config.pairs import (
     check_roles,
 )
 from sim.config.types import ConfigTable, Kind
+from sim.hardware.gpus import price_name
 
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
@@ -57,6 +59,23 @@ class PricesTable(ConfigTable):
     currency: str = "USD"
     date: str = ""
     note: str = ""
+
+    @model_validator(mode="after")
+    def _priced_once(self) -> PricesTable:
+        """Refuse two spellings of one GPU."""
+        names = Counter(price_name(gpu) for gpu in self.per_gpu_hour)
+        for gpu, number in names.items():
+            if number > 1:
+                raise ValueError(
+                    f"per_gpu_hour: {gpu} has {number} prices, by several spellings; "
+                    f"keep one"
+                )
+        return self
+
+    def of(self, gpu: str) -> float | None:
+        """Return the price of a GPU an hour, however its name is spelled."""
+        by_name = {price_name(name): each for name, each in self.per_gpu_hour.items()}
+        return by_name.get(price_name(gpu))
 
 
 _EVENTS: Final = ("die", "drain", "start", "slow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
@@ -39,6 +40,9 @@ _WITHOUT_EFFECT = {
 }
 """Keys that 0.33 overwrites or ignores, and what holds instead."""
 
+_WITH_A_UNIT = re.compile(r"[\d.]+\s*[A-Za-z%/]+")
+"""Such as 256GiB."""
+
 _RATES = frozenset({"rate", "request_rate", "qps", "rps"})
 _MANY = 15
 """Choices of which a list helps less than the one that was meant."""
@@ -68,7 +72,7 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
         return f"{path}: this key is needed; give it{more}"
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if problem["type"] in {"model_type", "dict_type"}:
-        rule = "should be a table of keys, such as {kind: ...}"
+        rule = f"should be a table of keys, such as {{{_a_key(path, root)}: ...}}"
     key, colon, _ = rule.partition(": ")
     if colon and key.partition(".")[0] in _table_at(path, root).model_fields:
         return f"{path}.{rule}{more}".removeprefix(".")
@@ -79,7 +83,11 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
         hint = share_hint(value) if is_share else ""
         shown += hint or _default_of(path, root)
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
-        shown += "; write it without quotes, as 16 or 1.0e-3"
+        shown += (
+            "; write the number alone, in the unit of the key"
+            if _WITH_A_UNIT.fullmatch(value.strip())
+            else "; write it without quotes, as 16 or 1.0e-3"
+        )
     return f"{path or 'configuration'}: {rule}{shown}{more}"
 
 
@@ -95,6 +103,19 @@ def _first_of(problems: Sequence[ErrorDetails]) -> ErrorDetails:
         if each["type"] == "extra_forbidden" and each["loc"][:-1] == table
     )
     return next(beside, first)
+
+
+def _a_key(path: str, root: type[BaseModel]) -> str:
+    """Return a key that a table has: one that it needs, if there is such a one."""
+    table = tables_of(root).get(_without_places(path))
+    fields = table.model_fields if table else {}
+    needed = (name for name, field in fields.items() if field.is_required())
+    return next(needed, next(iter(fields), "kind"))
+
+
+def _without_places(path: str) -> str:
+    """Return the path of a table in a list, such as a pool: that of the list."""
+    return ".".join(name for name in path.split(".") if not name.isdigit())
 
 
 def _default_of(path: str, root: type[BaseModel]) -> str:
@@ -142,8 +163,7 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
         Types of all tables by their path; the outermost has an empty one.
     """
     table, _, key = path.rpartition(".")
-    # A table in a list, such as a pool, is at the path of the list.
-    table = ".".join(name for name in table.split(".") if not name.isdigit())
+    table = _without_places(table)
     choices = list(tables[table].model_fields if table in tables else ())
     listed = f" (there are: {', '.join(choices)})"
     word = key.lower().replace("-", "_")
@@ -155,6 +175,8 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
         )
     if word in choices:
         return f"; did you mean '{f'{table}.{word}' if table else word}'?"
+    if f"{word}s" in choices or word.removesuffix("s") in choices:
+        return did_you_mean(word, choices)
     for other, model in tables.items():
         if word in model.model_fields:
             return f"; did you mean '{f'{other}.{word}' if other else word}'?"

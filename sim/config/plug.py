@@ -49,8 +49,20 @@ USER_MODULE_PREFIX = "kvsim_user_"
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
-    """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string."""
-    near = difflib.get_close_matches(str(word), list(map(str, choices)), n=1)
+    """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string.
+
+    A word that only one choice begins with is a near miss, too.
+
+    Examples
+    --------
+    >>> did_you_mean("sglang", ["sglang_cache_aware", "llm_d"])
+    "; did you mean 'sglang_cache_aware'?"
+    """
+    names = list(map(str, choices))
+    near = difflib.get_close_matches(str(word), names, n=1)
+    longer = [name for name in names if name.startswith(f"{word}_")]
+    if not near and len(longer) == 1:
+        near = longer
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

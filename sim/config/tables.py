@@ -18,6 +18,7 @@ from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
+from sim.hardware.gpus import price_name
 
 
 class TrafficConfig(ConfigTable):
@@ -69,10 +70,10 @@ class RunConfig(ConfigTable):
             except ValidationError as error:
                 line = one_line(error, EngineConfig)
                 raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
-            gpu = Path(engine.gpu).name
-            if prices is not None and gpu not in prices.per_gpu_hour:
+            if prices is not None and prices.of(engine.gpu) is None:
+                name = price_name(engine.gpu)
                 raise ValueError(
-                    f"fleet.prices.per_gpu_hour.{gpu}: there is no price for the GPU "
+                    f"fleet.prices.per_gpu_hour.{name}: there is no price for the GPU "
                     f"of pool {pool.name}; add one, in {prices.currency} an hour"
                 )
             if pool.role != "serve":

@@ -206,6 +206,17 @@ _SPELLINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def price_name(gpu: str | Path) -> str:
+    """Return the name that a price goes by: a built-in's own, or that of the file.
+
+    Examples
+    --------
+    >>> price_name("H100"), price_name("gpus/my_gpu.yaml")
+    ('h100_sxm', 'my_gpu.yaml')
+    """
+    return _SPELLINGS.get(_spelling(str(gpu)), Path(gpu).name)
+
+
 def load_gpu(name: str | Path) -> GpuSpec:
     """Return a built-in datasheet by name, or the one of a YAML or JSON file by path.
 

@@ -13,9 +13,18 @@ from workloads.sums import added
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.config.engine import EngineConfig
     from sim.config.fleet import PricesTable
     from sim.config.tables import RunConfig
     from sim.results.recorder import Recording
+
+
+def gpus_of(engine: EngineConfig) -> str:
+    """Return the GPUs of one engine in words, such as 4 x h100_sxm."""
+    number = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    number *= engine.data_parallel_size
+    name = Path(engine.gpu).name
+    return f"{number} x {name}" if number > 1 else name
 
 
 def title(config: RunConfig) -> str:
@@ -23,7 +32,8 @@ def title(config: RunConfig) -> str:
     assert config.fleet is not None
     num_engines = config.fleet.num_engines
     at_first = sum(pool.replicas for pool in config.fleet.pools)
-    gpus = {Path(config.engine_of(pool).gpu).name: None for pool in config.fleet.pools}
+    engines = [config.engine_of(pool) for pool in config.fleet.pools]
+    gpus = dict.fromkeys(gpus_of(each) for each in engines)
     router = Path(str(config.fleet.router["kind"])).name
     plural = "s" * (num_engines > 1)
     number = f"{num_engines}"
@@ -78,6 +88,8 @@ def gpu_hours(
 ) -> dict[str, Any]:
     """Return for how long GPUs were held, and at what cost; pools get theirs.
 
+    Where engines were gone for a while, the mean usage of caches that were there.
+
     Parameters
     ----------
     engines, pools
@@ -95,10 +107,13 @@ def gpu_hours(
         ]
         pool["gpu_hours"] = added(own_s) / 3600.0 * pool["num_gpus"]
     told: dict[str, Any] = {"gpu_hours": added(pool["gpu_hours"] for pool in pools)}
+    whole_s = added(each["duration"] for each in engines)
+    if 0.0 < added(up_s) < whole_s * (1.0 - 1e-9):
+        used_s = added(e["kv_cache_usage_mean"] * e["duration"] for e in engines)
+        told["kv_cache_usage_mean_up"] = used_s / added(up_s)
     if prices is not None:
         for pool in pools:
-            price = prices.per_gpu_hour[Path(pool["gpu"]).name]
-            pool["cost"] = pool["gpu_hours"] * price
+            pool["cost"] = pool["gpu_hours"] * (prices.of(pool["gpu"]) or 0.0)
         told |= {
             "cost_of_gpus": added(pool["cost"] for pool in pools),
             "currency": prices.currency,
@@ -140,11 +155,12 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 if pool["role"] != "prefill"
                 else f"{pool['num_prompts']:,} prompts for others"
             )
+            preempted = pool["num_preemptions"]
             text = (
-                f"{pool['replicas']} engine{'s' * (pool['replicas'] != 1)}, {served}, "
-                f"KV cache usage "
-                f"{pool['kv_cache_usage_mean']:.1%}, {pool['num_preemptions']:,} "
-                f"preemptions"
+                f"{pool['replicas']} engine{'s' * (pool['replicas'] != 1)} of "
+                f"{pool['num_gpu_blocks']:,} blocks, {served}, KV cache usage "
+                f"{pool['kv_cache_usage_mean']:.1%}, {preempted:,} "
+                f"preemption{'s' * (preempted != 1)}"
             )
             found.append((f"pool {pool['pool']}", text))
     return found

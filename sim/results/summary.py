@@ -20,7 +20,7 @@ from sim.results.metrics import (
     throughput,
 )
 from sim.scheduler.v1.dialect import dialect_of
-from workloads.columns import largest
+from workloads.columns import RequestColumns, largest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -188,6 +188,30 @@ def oracle_warnings(config: RunConfig, is_closed_loop: bool) -> list[str]:
     return [line]
 
 
+def rounded_times_warnings(
+    config: RunConfig, specs: Sequence[RequestSpec]
+) -> list[str]:
+    """Say so if a router meets requests that were recorded as coming at once."""
+    trace, fleet = config.workload.trace, config.fleet
+    if fleet is None or fleet.num_engines == 1 or trace is None:
+        return []
+    if trace["kind"] != "mooncake" or trace.get("spread_arrivals", False):
+        return []
+    times_s = (
+        specs.arrival_s
+        if isinstance(specs, RequestColumns)
+        else [each.arrival_s for each in specs if each.previous_id is None]
+    )
+    num_times = len(np.unique(times_s))
+    if len(times_s) < 2 * num_times:
+        return []
+    return [
+        f"the trace's times are rounded: {len(times_s):,} requests arrive at "
+        f"{num_times:,} times, and a router that hears of load late sends those of one "
+        "time alike; set workload.trace.spread_arrivals to true"
+    ]
+
+
 def rejections(recording: Recording) -> tuple[int, str]:
     """Return how many requests were rejected, and a line that names the first."""
     requests = recording.request_table
@@ -290,10 +314,7 @@ def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
 
 def title(config: RunConfig) -> str:
     engine = config.engine
-    num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    num_gpus *= engine.data_parallel_size
-    gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
-    on = Path(gpus).name if config.fleet is None else fleets.title(config)
+    on = fleets.gpus_of(engine) if config.fleet is None else fleets.title(config)
     return ", ".join(
         (
             f"{Path(engine.model).name} on {on}",

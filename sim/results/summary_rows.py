@@ -44,7 +44,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "KV cache",
             f"{_pool(s)}; usage mean "
-            f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
+            f"{_mean_usage(s)}, max {s['kv_cache_usage_max']:.1%}",
         ),
         *_ranks(s),
         *fleets.rows(s),
@@ -59,16 +59,36 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         _queues(s),
     ]
     if s.get("prefix_cache_queries"):
-        hits = s["prefix_cache_hits"] / s["prefix_cache_queries"]
         evicted = s.get("num_evictions")
         rows.append(
             (
                 "prefix cache",
-                f"{hits:.2%} of {s['prefix_cache_queries']:,} prompt tokens hit"
+                _hits(s)
                 + ("" if evicted is None else f"; {evicted:,} {_unit(s)} evicted"),
             )
         )
     return [*rows, *transfer_rows(s), *draft_rows(s), *_uncertainty(s), *_groups(s)]
+
+
+def _mean_usage(summary: Mapping[str, Any]) -> str:
+    """Return the mean usage, of engines that come and go also while they are there."""
+    mean = f"{summary['kv_cache_usage_mean']:.1%}"
+    if (up := summary.get("kv_cache_usage_mean_up")) is not None:
+        mean += f" ({up:.1%} of what was there)"
+    return mean
+
+
+def _hits(summary: Mapping[str, Any]) -> str:
+    """Say what was found; of pools that share a prompt, by each of them."""
+    pools = summary.get("pools", ())
+    is_shared = any(pool["role"] != "serve" for pool in pools)
+    return ", ".join(
+        f"{each['prefix_cache_hits'] / each['prefix_cache_queries']:.2%} of "
+        f"{each['prefix_cache_queries']:,} prompt tokens hit"
+        + (f" in pool {each['pool']}" if is_shared else "")
+        for each in (pools if is_shared else (summary,))
+        if each.get("prefix_cache_queries")
+    )
 
 
 def _pool(summary: Mapping[str, Any]) -> str:

@@ -106,6 +106,7 @@ class Simulation:
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
         self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
+        self.warnings += summary.rounded_times_warnings(config, self.specs)
         for pool in self.pools:
             pool.cost_model = self._make_cost_model(pool)
         self.cost_model = self.pools[0].cost_model

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,6 +85,10 @@ class MooncakeTraceReader:
         Prompt tokens that one hash id stands for.
     full_blocks_only
         The ids name full blocks only; what a prompt has beyond is text of its own.
+    spread_arrivals
+        Let requests of one timestamp arrive evenly until the next one, in the order of
+        the file; the published times are those of a clock that ticks every three
+        seconds.
     skip_bad_lines
         Leave malformed lines out with a warning, instead of refusing the first. A
         follow-up then follows what is left of its session.
@@ -106,6 +112,7 @@ class MooncakeTraceReader:
     path: str | Path
     block_tokens: int = 512
     full_blocks_only: bool = False
+    spread_arrivals: bool = False
     skip_bad_lines: bool = False
 
     def __post_init__(self) -> None:
@@ -118,6 +125,8 @@ class MooncakeTraceReader:
             rows = list(self._rows(bad))
             if self.full_blocks_only:
                 rows = _with_own_rests(rows)
+            if self.spread_arrivals:
+                rows = _spread(rows)
             if any(row.timestamp_ms is None for row in rows):
                 return iter(self._chained(rows))
             return self._arrivals(rows)
@@ -261,6 +270,31 @@ def _follow_up_problem(entry: dict[str, Any], sessions: set[str | int]) -> str |
         rule = "the first line of a session must have timestamp"
         return f"{rule}; got delay, session_id {session!r:.80}; give it a timestamp"
     return None
+
+
+def _spread(rows: list[_Row]) -> list[_Row]:
+    """Share out the time until the next timestamp; the last ones take the gap before.
+
+    Examples
+    --------
+    >>> rows = [_Row(t, 1, (), 1, None, None) for t in (0, 0, 0, 3000, 3000, None)]
+    >>> [row.timestamp_ms for row in _spread(rows)]
+    [0.0, 1000.0, 2000.0, 3000.0, 4500.0, None]
+    """
+    num_at = Counter(row.timestamp_ms for row in rows if row.timestamp_ms is not None)
+    times_ms = sorted(num_at)
+    gaps_ms = [after - before for before, after in pairwise(times_ms)]
+    gap_ms = dict(zip(times_ms, [*gaps_ms, *(gaps_ms[-1:] or [0.0])], strict=True))
+    num_before: Counter[float] = Counter()
+    spread = []
+    for row in rows:
+        if (time_ms := row.timestamp_ms) is None:
+            spread.append(row)
+            continue
+        late_ms = gap_ms[time_ms] * num_before[time_ms] / num_at[time_ms]
+        num_before[time_ms] += 1
+        spread.append(row._replace(timestamp_ms=time_ms + late_ms))
+    return spread
 
 
 def _with_own_rests(rows: list[_Row]) -> list[_Row]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError
-from sim.hardware.gpus import load_gpu
+from sim.hardware.gpus import load_gpu, price_name
 from sim.hardware.models.bundled import load_model
 from sim.results.differences import short_value
 from sim.simulation.assemble import make_capacity, make_cost_model
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def gpu(self) -> str:
-        return str(self.run["engine"]["gpu"])
+        return price_name(self.run["engine"]["gpu"])
 
     @property
     def num_gpus(self) -> int:

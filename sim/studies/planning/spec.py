@@ -23,6 +23,7 @@ from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
+from sim.hardware.gpus import price_name
 from sim.results.objectives import Objective, parse_objectives
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Prices:
     """Prices of an hour."""
 
     per_gpu_hour: Mapping[str, float]
-    """Of a GPU, by its name in ``engine.gpu``."""
+    """Of a GPU, by its `price_name`."""
     per_host_gib_hour: float = 0.0
     """Of a GiB of host memory behind a pool, beyond what comes with the GPU."""
     per_link_gb_s_hour: float = 0.0
@@ -61,7 +62,7 @@ class Prices:
         link_gb_per_s: float = 0.0,
     ) -> float:
         return (
-            self.per_gpu_hour[gpu] * num_gpus
+            self.per_gpu_hour[price_name(gpu)] * num_gpus
             + self.per_host_gib_hour * host_gib
             + self.per_link_gb_s_hour * link_gb_per_s
         )
@@ -69,7 +70,7 @@ class Prices:
     def check(self, gpus: Iterable[str]) -> None:
         """Refuse a plan that has GPUs without a price."""
         for gpu in gpus:
-            if gpu not in self.per_gpu_hour:
+            if price_name(gpu) not in self.per_gpu_hour:
                 raise ConfigError(
                     f"prices.per_gpu_hour.{gpu}: there is no price for this GPU"
                     f"{did_you_mean(gpu, self.per_gpu_hour)}; add one, in "
@@ -105,7 +106,12 @@ def parse_prices(table: Any) -> Prices:
             )
     host, link = (float(table.get(key, 0.0)) for key in _PER_MORE)
     texts = {key: str(table[key]) for key in _PRICE_KEYS[:3] if key in table}
-    rates = {str(gpu): float(p) for gpu, p in table["per_gpu_hour"].items()}
+    rates = {price_name(gpu): float(p) for gpu, p in table["per_gpu_hour"].items()}
+    if len(rates) < len(table["per_gpu_hour"]):
+        raise ConfigError(
+            f"prices.per_gpu_hour: {', '.join(map(str, table['per_gpu_hour']))} name a "
+            f"GPU twice; keep one price of each"
+        )
     return Prices(rates, host, link, **texts)
 
 

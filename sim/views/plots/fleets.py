@@ -136,8 +136,10 @@ def _draw_map(axes: Axes, results: Results) -> None:
     )
     bar.ax.xaxis.set_ticks_position("top")
     bar.ax.tick_params(labelsize="small")
+    is_whole = not any(each.get("absent_s") for each in summary["engines"])
+    hatched = "" if is_whole else "hatched: not there; "
     axes.text(
-        *(0.58, 1.06, "KV blocks in use (%)"),
+        *(0.58, 1.06, f"{hatched}KV blocks in use (%)"),
         transform=axes.transAxes,
         ha="right",
         fontsize="small",
@@ -145,7 +147,7 @@ def _draw_map(axes: Axes, results: Results) -> None:
 
 
 def _hatch(axes: Axes, engines: Sequence[Mapping[str, Any]], unit_s: float) -> None:
-    """Mark when an engine served nobody: dead, taken out, or not yet started."""
+    """Mark when an engine was not there: dead, taken out, or not yet started."""
     for engine in engines:
         spans_s = engine.get("absent_s", ())
         axes.broken_barh(

@@ -267,6 +267,41 @@ def test_ids_of_full_blocks_only(tmp_path: Path) -> None:
         read(tmp_path, *lines, block_tokens=16)
 
 
+def test_requests_of_one_timestamp_are_spread_until_the_next(tmp_path: Path) -> None:
+    lines = [GOOD | {"timestamp": t} for t in (3000, 3000, 3000, 6000, 6000, 9000)]
+    requests = read(tmp_path, *lines, spread_arrivals=True)
+    assert [request.arrival_s for request in requests] == [0, 1, 2, 3, 4.5, 6]
+    (alone,) = read(tmp_path, GOOD | {"timestamp": 3000}, spread_arrivals=True)
+    assert alone.arrival_s == 0
+
+
+def test_follow_ups_are_sent_as_before_when_arrivals_are_spread(tmp_path: Path) -> None:
+    lines = [
+        GOOD | {"timestamp": 0, "session_id": "x"},
+        GOOD | {"timestamp": 0, "session_id": "y"},
+        FOLLOW_UP | {"session_id": "x", "delay": 500},
+        GOOD | {"timestamp": 2000, "session_id": "z"},
+    ]
+    requests = read(tmp_path, *lines, spread_arrivals=True)
+    sent = [(each.arrival_s, each.previous_id, each.delay_s) for each in requests]
+    assert (1.0, None, 0.0) in sent
+    assert [each[2] for each in sent if each[1] is not None] == [0.5]
+
+
+def test_the_published_trace_spread() -> None:
+    path = shared("traces/mooncake_fast25_conversation.jsonl")
+    recorded, spread = (
+        list(MooncakeTraceReader(path=path, spread_arrivals=each).read())
+        for each in (False, True)
+    )
+    assert len({each.arrival_s for each in recorded}) == 1180
+    assert len({each.arrival_s for each in spread}) == len(spread) == 12_031
+    assert [each.prompt for each in spread] == [each.prompt for each in recorded]
+    late_s = [b.arrival_s - a.arrival_s for a, b in zip(recorded, spread, strict=True)]
+    assert min(late_s) == 0
+    assert max(late_s) < 12.1  # the longest pause of the trace
+
+
 def test_the_derived_trace_of_full_blocks() -> None:
     path = shared(
         "ground_truth/llmservingsim_bench_vllm0190/RTXPRO6000_Llama-3.1-8B/"

@@ -1,0 +1,138 @@
+"""What a fleet is asked in a user's own words, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.results import fleets
+from sim.results.summary_rows import summary_rows
+from sim.simulation.run import Simulation
+from sim.studies.planning.spec import parse_prices
+from tests.sim.test_config import minimal
+from tests.sim.test_fleet_run import TIGHT, data_of, fleet_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def priced(gpu: str, prices: dict[str, float]) -> dict[str, Any]:
+    fleet = fleet_of(2, "round_robin") | {"prices": {"per_gpu_hour": prices}}
+    return data_of(TIGHT | {"gpu": gpu}, fleet, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("H100", "h100_sxm"), ("h100_sxm", "H100"), ("H100", "H100")]
+)
+def test_a_price_holds_however_its_gpu_is_spelled(gpu: str, name: str) -> None:
+    summary = Simulation(parse_config(priced(gpu, {name: 3.0}))).run().summary
+    assert summary["cost_of_gpus"] == pytest.approx(3.0 * summary["gpu_hours"])
+    plans = parse_prices({"per_gpu_hour": {name: 3.0}})
+    plans.check([gpu])
+    assert plans.per_hour(gpu, 2) == 6.0
+
+
+def test_a_gpu_has_one_price() -> None:
+    prices = {"H100": 3.0, "h100_sxm": 2.0}
+    with pytest.raises(ConfigError, match=r"h100_sxm has 2 prices, .*; keep one"):
+        parse_config(priced("h100_sxm", prices))
+    with pytest.raises(ConfigError, match="H100, h100_sxm name a GPU twice; keep one"):
+        parse_prices({"per_gpu_hour": prices})
+
+
+@pytest.mark.parametrize(
+    ("fleet", "message"),
+    [
+        (
+            {"pools": [{"name": "main", "replica": 8}]},
+            r"pools.0.replica: unknown key; did you mean 'replicas'\?",
+        ),
+        (
+            fleet_of(2, "llm_d") | {"prices": 3},
+            r"fleet.prices: should be .* such as \{per_gpu_hour: ...\}, got 3",
+        ),
+        (
+            fleet_of(2, "llm_d") | {"router": "llm_d"},
+            r"fleet.router: should be .* such as \{kind: ...\}, got 'llm_d'",
+        ),
+        (
+            fleet_of(2, "llm_d")
+            | {"events": [{"time_s": "1h", "kind": "die", "engine": 0}]},
+            "time_s: .*got '1h'; write the number alone, in the unit of the key",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_by_what_was_meant(
+    fleet: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(minimal() | {"fleet": fleet})
+
+
+def test_the_beginning_of_a_kind_is_enough_to_name_it() -> None:
+    config = parse_config(data_of(TIGHT, fleet_of(2, "sglang")))
+    with pytest.raises(ConfigError, match=r"did you mean 'sglang_cache_aware'\?"):
+        Simulation(config)
+
+
+def test_the_title_counts_the_gpus_of_an_engine() -> None:
+    config = parse_config(
+        data_of({"gpu": "h100_sxm", "tensor_parallel_size": 4}, fleet_of(8, "llm_d"))
+    )
+    assert fleets.title(config) == "8 engines of 4 x h100_sxm behind llm_d"
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_rounded_times_are_told_to_whoever_compares_routers(
+    tmp_path: Path, *, is_spread: bool
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"input_length": 600, "output_length": 4}
+    rows = [row | {"timestamp": 3000 * (i // 4), "hash_ids": [0, i]} for i in range(16)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trace = {"kind": "mooncake", "path": str(path), "spread_arrivals": is_spread}
+    data = data_of({}, fleet_of(2, "llm_d")) | {"workload": {"trace": trace}}
+    told = [each for each in Simulation(parse_config(data)).warnings if "times" in each]
+    wanted = "the trace's times are rounded: 16 requests arrive at 4 times, "
+    assert [each.startswith(wanted) for each in told] == [True] * (not is_spread)
+    for other in ({"fleet": None}, {"fleet": fleet_of(1, "llm_d")}):
+        assert not Simulation(parse_config(data | other)).warnings
+
+
+def test_pools_that_share_a_prompt_say_apart_what_they_found() -> None:
+    fleet = {
+        "pools": [
+            {"name": "first", "replicas": 1, "role": "prefill"},
+            {"name": "second", "replicas": 1, "role": "decode"},
+        ],
+        "router": {"kind": "round_robin"},
+        "links": {"bytes_per_s": 5.0e10},
+    }
+    results = Simulation(parse_config(data_of({}, fleet))).run()
+    (found,) = (t for n, t in summary_rows(results.summary) if n == "prefix cache")
+    of_each = int(results.requests["num_prompt_tokens"].sum())
+    assert f"of {of_each:,} prompt tokens hit in pool first, " in found
+    assert f"of {of_each:,} prompt tokens hit in pool second" in found
+
+
+def test_the_usage_of_engines_that_were_there() -> None:
+    events = [{"time_s": 0.5, "kind": "die", "engine": 1}]
+    fleet = fleet_of(2, "round_robin") | {"events": events}
+    engine = TIGHT | {"async_scheduling": False}
+    results = Simulation(parse_config(data_of(engine, fleet))).run()
+    summary, steps = results.summary, results.steps
+    used_s = float((steps["kv_cache_usage"] * steps["latency_s"]).sum())
+    there_s = sum(summary["up_s"])
+    assert there_s < 2 * summary["duration"]
+    assert summary["kv_cache_usage_mean_up"] == pytest.approx(used_s / there_s)
+    rows = dict(summary_rows(summary))
+    assert (
+        f"({summary['kv_cache_usage_mean_up']:.1%} of what was there)"
+        in rows["KV cache"]
+    )
+    whole = Simulation(parse_config(data_of(TIGHT, fleet_of(2, "round_robin")))).run()
+    assert "kv_cache_usage_mean_up" not in whole.summary
