@@ -87,7 +87,15 @@ class TransferLog:
     def note_tier(self, now_s: float, used: int, writing: int, reading: int) -> None:
         """Take note of what the tier holds right after a scheduler call."""
         behind = [tier.num_used_chunks for tier in self._behind.values()]
-        places = (used, writing, reading, *behind)
+        self._note(now_s, (used, writing, reading, *behind))
+
+    def note_death(self, now_s: float) -> None:
+        """Take note that the host is gone, and what only this engine has behind it."""
+        tiers = self._behind.values()
+        shared = [tier.num_used_chunks * tier.is_shared for tier in tiers]
+        self._note(now_s, (0, 0, 0, *shared))
+
+    def _note(self, now_s: float, places: tuple[int, ...]) -> None:
         if places != self._last:
             self._last = places
             self._tier_s.append(now_s)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.hardware.capacity import CapacityEstimate
     from sim.results.objectives import Objective
     from sim.results.ranks import RankRecorders
-    from sim.scheduler.base import Scheduler
+    from sim.results.transfers import TransferLog
 
 
 def all_of(engine: Engine | Engines) -> list[Engine]:
@@ -36,17 +36,20 @@ def all_of(engine: Engine | Engines) -> list[Engine]:
 
 def counters(  # noqa: PLR0917 - the parts of a run
     recorder: Recorder | RankRecorders,
-    schedulers: Sequence[Scheduler],
+    engine: Engine | Engines,
     recording: Recording,
     num_usable_blocks: int,
     now_s: float,
     lock: LockStep | None,
 ) -> dict[str, Any]:
     """Return what schedulers counted, and what is told of drafts or ranks."""
+    schedulers = [each.scheduler for each in all_of(engine)]
     recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
     drafting = [each for each in recorders if isinstance(each, DraftRecorder)]
     told = ranks.merged_counters([scheduler.summary() for scheduler in schedulers])
-    told |= _tiers_behind(schedulers)
+    if logs := _transfer_logs(recorder):  # an engine's place has one host at a time
+        told["num_tier_chunks"] = sum(log.num_chunks for log in logs)
+    told |= _tiers_behind(engine)
     if drafting:
         told |= draft_numbers(drafting, num_usable_blocks, now_s)
     if isinstance(recorder, Recorder) or recorder.part == "engine":
@@ -54,12 +57,18 @@ def counters(  # noqa: PLR0917 - the parts of a run
     return told | ranks.numbers_of_ranks(recording, recorder, schedulers, now_s, lock)
 
 
-def _tiers_behind(schedulers: Sequence[Any]) -> dict[str, Any]:
-    """Return what is told of the tiers behind the hosts of several engines."""
-    if len(schedulers) == 1:
+def _tiers_behind(engine: Engine | Engines) -> dict[str, Any]:
+    """Return what is told of the tiers behind the hosts of several engines.
+
+    Of those that others have taken the place of, what they did, not what they held.
+    """
+    every = all_of(engine)
+    if len(every) == 1:
         return {}
+    present = engine.engines if isinstance(engine, Engines) else [engine]
     found: dict[str, dict[str, Any]] = {}
-    for scheduler in schedulers:
+    for each in every:
+        scheduler: Any = each.scheduler
         behind = getattr(getattr(scheduler, "connector", None), "behind", None)
         if behind is None:
             continue
@@ -68,6 +77,8 @@ def _tiers_behind(schedulers: Sequence[Any]) -> dict[str, Any]:
             is_shared = behind.tiers[name].is_shared
             whole = found.setdefault(name, {"is_shared": is_shared})
             for key, number in numbers.items():
+                if key in _HELD and each not in present:
+                    continue
                 if is_shared and key not in _OF_ENGINES:  # all tell of the same
                     whole[key] = number
                 else:
@@ -75,6 +86,7 @@ def _tiers_behind(schedulers: Sequence[Any]) -> dict[str, Any]:
     return {"secondary_tiers": found} if found else {}
 
 
+_HELD = ("num_chunks", "num_used_chunks")
 _OF_ENGINES = ("num_loaded_tokens", "num_promoted_chunks")
 
 
@@ -82,11 +94,14 @@ def tier(
     recorder: Recorder | RankRecorders, recording: Recording, now_s: float
 ) -> dict[str, Any]:
     """Return what the tier behind the pool held and moved, where there is one."""
-    recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
-    logs = [each.transfers for each in recorders if isinstance(each, OffloadRecorder)]
-    if not logs:
+    if not (logs := _transfer_logs(recorder)):
         return {}
     return transfer_numbers(recording, sum(log.num_chunks for log in logs), now_s)
+
+
+def _transfer_logs(recorder: Recorder | RankRecorders) -> list[TransferLog]:
+    recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
+    return [each.transfers for each in recorders if isinstance(each, OffloadRecorder)]
 
 
 def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:

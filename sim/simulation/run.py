@@ -438,7 +438,7 @@ class Simulation:
     def _counters(self, recording: Recording) -> dict[str, Any]:
         return optional.counters(
             self.recorder,
-            [each.scheduler for each in optional.all_of(self.engine)],
+            self.engine,
             recording,
             self.capacity.num_gpu_blocks - 1,
             self.env.now,

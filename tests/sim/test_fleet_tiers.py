@@ -138,6 +138,26 @@ def test_a_dead_engine_lets_go_of_the_pool_and_finds_it_again(rate: float) -> No
     assert again.any()  # its host was empty, the pool was not
 
 
+def test_what_a_dead_engine_held_is_gone() -> None:
+    events = [
+        {"time_s": 1.2, "kind": "die", "engine": 1},
+        {"time_s": 3.0, "kind": "start", "engine": 1},
+    ]
+    result = run(DISK, fleet=fleet(2, events=events), check_every=1)
+    summary, held = result.summary, result.recording.tier_table
+    whole = run(DISK, fleet=fleet(2)).summary
+    assert summary["num_tier_chunks"] == whole["num_tier_chunks"]
+    disks = [each["secondary_tiers"]["fs"]["num_chunks"] for each in (summary, whole)]
+    assert disks[0] == disks[1]
+    used = held["num_used_chunks"]
+    assert summary["cpu_cache_usage_max"] == used.max() / summary["num_tier_chunks"]
+    for name in ("num_used_chunks", "num_fs_chunks"):
+        before, after = (
+            held[name][held["time_s"] < time_s][-1] for time_s in (1.2, 2.0)
+        )
+        assert after < 0.8 * before, name
+
+
 def test_the_link_of_each_engine_bounds_what_it_has_of_the_pool() -> None:
     wide, narrow = (
         run(POOL | more, fleet=fleet(3)).recording.transfer_table
