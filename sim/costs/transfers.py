@@ -136,7 +136,7 @@ class Batch:
         hidden_s = self.descriptor_s * num_hidden
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
         copy_s = max(link_s, self.dma_s * num_descriptors, hidden_s)
-        return Moved(host_s - hidden_s + self.fixed_s + copy_s, host_s)
+        return Moved(host_s - hidden_s + (self.fixed_s + copy_s), host_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Case:
     name
         What the report calls it.
     command
-        For the checkout's Python; ``OUT`` stands for a folder of its own.
+        For the checkout's Python; ``OUT`` stands for a folder of its own, ``CHECKOUT``
+        for the checkout, whose notebook imports from where things are in it.
     back
         What the command takes besides in AFTER.
     """
@@ -94,7 +96,7 @@ def cases(checkout: Path, traces: Path, back: Sequence[str]) -> Iterator[Case]:
         yield Case(name, ("-c", _COMMAND, *verb, *options), tuple(set_back))
     script = str(Path(__file__).with_name("notebook_runs.py"))
     for path in sorted((checkout / "notebooks").glob("[0-9]*.py")):
-        command = (script, str(path), "OUT")
+        command = (script, f"CHECKOUT/notebooks/{path.name}", "OUT")
         yield Case(f"notebooks/{path.name}", command, tuple(back))
 
 
@@ -121,7 +123,11 @@ def _trace_options(told: dict[str, object], traces: Path) -> list[str] | None:
 
 def run(case: Case, checkout: Path, out: Path, back: Sequence[str] = ()) -> None:
     """Run a case in a checkout; its output is shown if it fails."""
-    command = [word.replace("OUT", str(out)) for word in (*case.command, *back)]
+    there = {"CHECKOUT": str(checkout), "OUT": str(out)}
+    command = [
+        re.sub("CHECKOUT|OUT", lambda found: there[found[0]], word)
+        for word in (*case.command, *back)
+    ]
     done = subprocess.run(
         [str(checkout / ".venv" / "bin" / "python"), *command],
         cwd=checkout,

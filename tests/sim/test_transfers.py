@@ -42,9 +42,11 @@ def test_a_loop_waits_for_its_calls_or_for_the_link():
 
 def test_a_batch_is_described_and_then_copied():
     batch = Batch(PAGES, 2e-5, descriptor_s=5e-7, dma_s=1e-7, bytes_per_s=5e10)
+    for num in range(1, 157):  # to the last bit: the sum of both
+        host_s = 2e-5 + 5e-7 * (64 * num)
+        device_s = 2e-5 + 64 * 32768.0 * num / 5e10
+        assert batch.at(num)[:3] == (host_s + device_s, host_s, True)
     host_s = 2e-5 + 640 * 5e-7
-    device_s = 2e-5 + 640 * 32768 / 5e10
-    assert batch.at(10)[:3] == (host_s + device_s, host_s, True)
     slow = replace(batch, dma_s=1e-6)
     assert slow.at(10).total_s == pytest.approx(host_s + 2e-5 + 640e-6)
 
