@@ -195,7 +195,7 @@ class AheadQuietSteps(QuietSteps):
         There are none where the host is not hidden: such steps are taken one by one.
         """
         clock, batches = self._clock, self.batches
-        self._num_waiting = len(self.waiting)
+        self._note_queue()
         num_decodes, oldest_s = clock.num_decodes, batches.steady_s
         context = clock.num_base_tokens + num_decodes * step
         host_s, _, ends_of = batches.quiet[num_decodes]
@@ -227,7 +227,7 @@ class AheadQuietSteps(QuietSteps):
         if ends_s is not None:
             turns_s = self._planned[: len(ends_s)]
         else:
-            self._num_waiting = len(self.waiting)
+            self._note_queue()
             if now_s + host_s <= oldest_s:
                 turns_s = ends_of(context, num_steps, oldest_s, until_s)
         if turns_s:

@@ -88,10 +88,15 @@ class QuietSteps:
 
         For steps that are taken later, when others may have come to wait.
         """
-        clock, self._num_waiting = self._clock, len(self.waiting)
+        clock = self._clock
+        self._note_queue()
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
         return self._ends_of[num_decodes](context, num_steps, now_s, until_s)
+
+    def _note_queue(self) -> None:
+        """Note what waits when steps begin, for when they are written down."""
+        self._num_waiting = len(self.waiting)
 
     def take(
         self,
@@ -123,7 +128,7 @@ class QuietSteps:
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
         if ends_s is None:
-            self._num_waiting = len(self.waiting)
+            self._note_queue()
             ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
         num_steps = len(ends_s)
         before_s, last_s = (ends_s[-2] if num_steps > 1 else now_s), ends_s[-1]
