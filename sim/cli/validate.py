@@ -110,6 +110,15 @@ def _show(
             f"{key} was fitted to an end of its range; something else is off"
             for key in validation.fit.at_bound
         )
+        if validation.fit.explains_little:
+            fit = validation.fit
+            warn(
+                [
+                    f"{', '.join(fit.values)} explains little of the error "
+                    f"({fit.error_before_pct:.1f} % before, {fit.error_after_pct:.1f} "
+                    f"% after); another term is off: try --fit links or --fit host"
+                ]
+            )
     if as_json:
         print_json(report)
     elif not quiet:

@@ -39,6 +39,9 @@ _FRONT_END_RANGE: Final = (0.0, 0.1)
 _MAX_HOST_S: Final = 5e-3
 """Above this it is no host: published runs ask for 1 to 2 ms a step."""
 _MIN_REQUESTS: Final = 10
+_MATTERS_PCT: Final = 5.0
+_NUM_LOOKS: Final = 6
+"""Places at which the loss is looked at first: a host is hidden, and flat, for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,12 @@ class Fit:
     error_after_pct: float
     at_bound: tuple[str, ...]
     """Keys whose value lies at an end of its range: probably it should not."""
+
+    @property
+    def explains_little(self) -> bool:
+        """Whether most of an error that matters is left: another term is off."""
+        is_wrong = self.error_after_pct > _MATTERS_PCT
+        return is_wrong and self.error_after_pct > 0.9 * self.error_before_pct
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -195,9 +204,11 @@ def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
 
     if len(terms) == 1:
         low, high = terms[0].bounds
+        places = np.linspace(low, high, _NUM_LOOKS)
+        at = int(np.argmin([loss([place]) for place in places]))
         one = minimize_scalar(
             lambda value: loss([value]),
-            bounds=(low, high),
+            bounds=(places[max(at - 1, 0)], places[min(at + 1, _NUM_LOOKS - 1)]),
             method="bounded",
             options={"xatol": (high - low) * 1e-4},
         )

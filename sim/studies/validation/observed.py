@@ -116,6 +116,7 @@ def column(
         there = ", ".join(map(str, rows))
         raise MeasuredError(
             f"{where}: column '{name}' is missing; it has {there[:200]}"
+            f"{_FOLLOWS.get(name, '')}"
         )
     values = np.empty(len(rows[name]))
     for i, value in enumerate(rows[name]):
@@ -129,6 +130,12 @@ def column(
                 f"{str(value)[:40]!r}: {_remedy(name)}"
             )
     return values
+
+
+_FOLLOWS: Final = {
+    "first_token_s": "; it is arrival_s + TTFT, in seconds",
+    "last_token_s": "; it is first_token_s + TPOT x (output_tokens - 1), in seconds",
+}
 
 
 def _remedy(name: str) -> str:
