@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sim.costs.parts import Columns, Line, SteadyDecodes
 
 
-_MANY_STEPS: Final = 128
+_MANY_STEPS: Final = 64
 """From so many on an array of them is quicker than a loop."""
 
 
@@ -187,7 +187,7 @@ def _line_ends_ahead(
     """Return the same for contexts of one line on which it is always hidden."""
     gemm_s, head_s, allreduce_s, host_s, *_ = steady
     _, value_s, slope_s, start, *_ = line
-    least_s = _least_s(steady, line) - prepare_s
+    least_s, more = _least_s(steady, line) - prepare_s, float(num_decodes)
     total_s = partial(_late_total, steady)
     one_by_one = _ends_ahead_by(total_s, num_decodes, 0.0, prepare_s)
     at_once = _ends_at_once(steady, line, num_decodes, 1, prepare_s, one_by_one)
@@ -197,22 +197,9 @@ def _line_ends_ahead(
             return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
         append, end_s = ends_s.append, now_s
-        first = context - start
-        contexts = iter(range(first, first + num_steps * num_decodes, num_decodes))
-        if now_s < until_s:
-            for ahead in contexts:
-                end_s += (
-                    gemm_s
-                    + (value_s + slope_s * ahead)
-                    + head_s
-                    + allreduce_s
-                    + host_s
-                    - prepare_s
-                )
-                append(end_s)
-                if end_s >= until_s:
-                    break
-        for ahead in contexts:  # the first that does not start before `until_s`
+        ahead = float(context - start)
+        for _ in range(num_steps):
+            begin_s = end_s
             end_s += (
                 gemm_s
                 + (value_s + slope_s * ahead)
@@ -222,7 +209,9 @@ def _line_ends_ahead(
                 - prepare_s
             )
             append(end_s)
-            break
+            if begin_s >= until_s:
+                break
+            ahead += more
         if end_s + least_s > end_s:
             return ends_s
         return one_by_one(context, num_steps, now_s, until_s)
@@ -296,11 +285,12 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
     """Return the same for contexts of one line, without a call for each step.
 
     That each ends later than the one before is known at the last: if the shortest step
-    of the line moves the clock there, all did.
+    of the line moves the clock there, all did. Contexts are whole numbers that a float
+    holds as they are, and Python multiplies two floats sooner than a float by an int.
     """
     gemm_s, head_s, allreduce_s, host_s, *_ = steady
     _, value_s, slope_s, start, *_ = line
-    least_s = _least_s(steady, line)
+    least_s, more = _least_s(steady, line), float(num_decodes)
     one_by_one = _ends_by(partial(_late_total, steady), num_decodes)
     at_once = _ends_at_once(steady, line, num_decodes, 0, 0.0, one_by_one)
 
@@ -309,14 +299,15 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
             return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
         append, end_s = ends_s.append, now_s
-        first = context - start
-        for ahead in range(first, first + num_steps * num_decodes, num_decodes):
+        ahead = float(context - start)
+        for _ in range(num_steps):
             end_s += (
                 gemm_s + (value_s + slope_s * ahead) + head_s + allreduce_s + host_s
             )
             append(end_s)
             if end_s >= until_s:
                 break
+            ahead += more
         if end_s + least_s > end_s:
             return ends_s
         return one_by_one(context, num_steps, now_s, until_s)
@@ -341,10 +332,18 @@ def _ends_at_once(  # noqa: PLR0917 - the parts of a line
         most = (until_s - now_s) / least_s
         num = num_steps if most >= num_steps else min(num_steps, int(most) + 2)
         first = context - start
-        ahead = np.arange(first, first + num * num_decodes, num_decodes)
-        decode_s = value_s + slope_s * ahead
-        lengths_s = gemm_s + decode_s + head_s + allreduce_s + host_s - prepare_s
-        ends_s = np.add.accumulate(np.append(now_s, lengths_s))[1:]
+        ends_s = np.arange(
+            first - num_decodes,
+            first + num * num_decodes,
+            num_decodes,
+            dtype=np.float64,
+        )
+        ends_s *= slope_s
+        ends_s += value_s
+        for part_s in (gemm_s, head_s, allreduce_s, host_s, -prepare_s):
+            ends_s += part_s
+        ends_s[0] = now_s
+        ends_s = np.add.accumulate(ends_s)[1:]
         num_before = int(ends_s.searchsorted(until_s))
         found: list[float] = ends_s[: num_before + 1 + num_ahead].tolist()
         if found[-1] + least_s > found[-1]:

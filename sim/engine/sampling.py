@@ -361,10 +361,12 @@ class AheadCalendar(OutputCalendar):
         limited: list[Request] = []
         for request in self.due.pop(step):
             num_tokens, oracle = request.base_tokens + step, request.oracle_num_tokens
-            if num_tokens < oracle and num_tokens < request.max_num_tokens:
-                self.join(request, step + 1)
-                limited.append(request)
-                continue
+            if num_tokens < request.max_num_tokens:
+                if num_tokens < oracle:
+                    self.join(request, step + 1)
+                    limited.append(request)
+                    continue
+                request.num_computed_tokens = num_tokens  # one of them in vain
             request.num_tokens = num_tokens
             request.due_step = -1
             request.streaks.append((request.joined_step, step - 1))

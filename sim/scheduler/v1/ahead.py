@@ -153,23 +153,25 @@ class AheadScheduler(Scheduler):
     def update(self, finished: Sequence[Request]) -> None:
         if not finished:
             return
-        running = self.running
-        if self.prefilling:
-            self.note_known(each for each in finished if each in self.prefilling)
-        if self.waiting and not running.keys() >= {*finished}:
-            for request in finished:
-                if request not in running:  # its last token came after a preemption
-                    self.waiting.remove(request)
-                    self.tables.free(request)
-            finished = [request for request in finished if request in running]
-        last_step = self.step - 1
-        for request in finished:
-            if request not in self.prefilling:  # they have a slot for what is wasted
-                request.num_computed_tokens = request.base_tokens + last_step
+        if self.prefilling or self.waiting:
+            finished = self._settled(finished)
         # The step in flight computes another token of those that were decodes.
         num_decodes = self.clock.num_decodes
         Scheduler.update(self, finished)
         self.num_wasted_tokens += num_decodes - self.clock.num_decodes
+
+    def _settled(self, finished: Sequence[Request]) -> Sequence[Request]:
+        """Return those that run; the last tokens of others came after a preemption."""
+        running, prefilling = self.running, self.prefilling
+        if prefilling:
+            self.note_known(each for each in finished if each in prefilling)
+        if not self.waiting or running.keys() >= {*finished}:
+            return finished
+        for request in finished:
+            if request not in running:
+                self.waiting.remove(request)
+                self.tables.free(request)
+        return [request for request in finished if request in running]
 
     def abort(self, request: Request) -> None:
         if request in self.running:
