@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from heapq import heappush
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 from simpy.events import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 ARRIVAL_PRIORITY = 0
 """Arrivals come before a step that ends at the same instant, ..."""
@@ -47,9 +47,12 @@ class Clock(simpy.Environment):
     turn
         Priority of what happens now, or happened before at this instant: it never falls
         within one, though processes begin with the least.
+    is_lone
+        Whether it is a `LoneClock`.
     """
 
     turn: float = ARRIVAL_PRIORITY
+    is_lone = False
 
     def next_turn_s(self) -> float:
         """Return when others have their turn next, in seconds."""
@@ -84,7 +87,8 @@ class Clock(simpy.Environment):
 class LoneClock(Clock):
     """The clock of one process, which is run as far as others need to know.
 
-    One process waits for one thing at a time, so that nothing has to be queued.
+    One process waits for one thing at a time, so that nothing has to be queued. While
+    it runs, nothing is handed to it.
 
     Attributes
     ----------
@@ -92,13 +96,20 @@ class LoneClock(Clock):
         When something happens next, in seconds.
     """
 
+    is_lone = True
+
     def __init__(self) -> None:
         super().__init__()
         self.next_s = 0.0  # it begins
         self._next_priority: float = ARRIVAL_PRIORITY
         self._limit_s = inf
-        self._event = Event(self)
-        self._event._ok, self._event._value = True, None
+        self._go_on: Callable[[], Event]
+        self._done = self._unqueued = self.event()
+
+    def process(self, generator: Generator[Event, Any, Any]) -> Event:  # type: ignore[override]
+        """Take the only process; return what happens at its end."""
+        self._go_on = generator.__next__
+        return self._done
 
     def next_turn_s(self) -> float:
         """Return until when it may go for now, in seconds."""
@@ -106,7 +117,7 @@ class LoneClock(Clock):
 
     def at(self, time_s: float, priority: float) -> Event:
         self.next_s, self._next_priority = time_s, priority
-        return self._event
+        return self._unqueued
 
     def sooner(self, event: Event, time_s: float, priority: float) -> Event:
         self.next_s, self._next_priority = time_s, priority
@@ -121,7 +132,7 @@ class LoneClock(Clock):
 
     def run_to(self, time_s: float, priority: float) -> None:
         """Let all happen until a time, and at that up to a priority."""
-        self._limit_s = time_s
+        self._limit_s = time_s if priority < STEP_PRIORITY else nextafter(time_s, inf)
         while self.next_s < time_s or (
             self.next_s == time_s and self._next_priority <= priority
         ):
@@ -141,10 +152,10 @@ class LoneClock(Clock):
         if now_s > self._now or turn > self.turn:
             self._now, self.turn = now_s, turn
         self.next_s = inf
-        event = self._event
-        if event.callbacks:
-            event.callbacks.pop()(event)
-        if self._queue:  # it begins, or has ended
+        try:
+            self._go_on()
+        except StopIteration:
+            self._done.succeed()
             self.step()
 
 

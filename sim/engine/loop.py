@@ -226,7 +226,7 @@ class Engine:
         env, at, next_turn_s = self.env, self.env.at, self.env.next_turn_s
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
-        priority = self._priority
+        priority, is_lone = self._priority, env.is_lone
         looks_ahead = self.looks_ahead and self.is_interruptible
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active, chunk_rows = log.ends_s, recorder.active, log.chunk_rows
@@ -306,7 +306,8 @@ class Engine:
                                 yield stretch.end
                                 self._wake = self.stretch = None
                                 ends = stretch.ends_s
-                                event_s, self.is_alone, is_unseen = inf, False, False
+                                is_unseen, self.is_alone = False, self._stays_alone()
+                                event_s = next_turn_s() if self.is_alone else inf
                             if not ends:
                                 continue
                         elif not ends and event_s < until_s:
@@ -399,7 +400,7 @@ class Engine:
                     for request in finished:
                         if request.on_end is not None:
                             _announce(request)
-                            self.is_alone = False
+                            self.is_alone &= is_lone
                 now_s = end_s
                 step += 1
                 self.num_steps = step
@@ -419,6 +420,11 @@ class Engine:
     def _has_requests(self) -> bool:
         has_outputs = self.batches is not None and self.batches.has_steps
         return has_outputs or any(queue_lengths(self.scheduler))
+
+    def _stays_alone(self) -> bool:
+        """Whether requests are all that may have come while it waited."""
+        is_disturbed = self._actions or self.stop_requested or self.beside is not None
+        return self.env.is_lone and not is_disturbed
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for an arrival of its own, for what runs beside, or to be woken."""
