@@ -170,6 +170,27 @@ def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_figures_quoted_of_published_kernel_tables_are_measured(tmp_path: Path) -> None:
+    tables, profile = shared("profiles/aiconfigurator"), tmp_path / "h200.json"
+    command = ["profile", "import", "aiconfigurator", "--path", str(tables)]
+    command += ["--system", "h200_sxm", "--model", "meta-llama/Llama-3.1-8B"]
+    assert kvsim([*command, "--out", str(profile)]) == 0
+    overrides = {
+        "workload.trace.path": str(shared("traces/azure_llm_2023_conv.csv")),
+        "cost": {"kind": "measured", "profile": str(profile)},
+    }
+    config = load_config(ROOT / "examples/azure_conv.yaml", overrides)
+    summary = simulate(config).summary
+    low_ms, high_ms = summary["mean_ttft_ms_interval"]
+    assert (
+        f"mean TTFT {summary['mean_ttft_ms']:.1f} ms, {low_ms:.1f} to {high_ms:.1f} "
+        "while kernels move within their bounds, and "
+        f"{100 * summary['extrapolated_share']:.2f} % of the time extrapolated"
+    ) in " ".join(QUESTIONS.split())
+
+
+@pytest.mark.slow
 def test_figures_quoted_of_chats_are_measured() -> None:
     rows = re.findall(
         r"^\| (\d+)[^|]* \| ([\d.]+) % \| ([\d.]+) \| ([\d.]+) (m?s) \| (\d+) \|$",
