@@ -23,23 +23,16 @@ run may well be longer in one of them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from cache.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    import numpy.typing as npt
 
 NONE_HASH = 0
 """Parent key of a request's first block."""
-
-KEY_ALIGNMENT = 32
-"""Block keys of a run count up from a multiple of this."""
 
 
 def hash_block(parent: int, content: Hashable) -> int:
@@ -71,28 +64,6 @@ class BlockRuns:
                 f"these tokens fill {num_known} blocks, not {num_blocks}; give tokens "
                 f"that reach as far as the request"
             )
-
-    def block_keys(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return an identity of each block from `first` on, before `stop`.
-
-        Those of a run count up from a multiple of `KEY_ALIGNMENT`, so that neighbours
-        in a prompt are neighbours in a table. O(runs), and a column.
-        """
-        if not self.ends or stop > self.ends[-1]:
-            self.cover(stop)
-        if first >= stop:
-            return np.empty(0, np.int64)
-        run, last = bisect_right(self.ends, first), bisect_left(self.ends, stop)
-        bounds = np.array([first, *self.ends[run:last], stop], np.int64)
-        counts = bounds[1:] - bounds[:-1]
-        starts = bounds[:-1]
-        starts[0] = self.ends[run - 1] if run else 0
-        keys = np.array(self.keys[run : last + 1], np.int64)
-        keys &= -KEY_ALIGNMENT
-        keys -= starts  # sums may leave the 64 bits, and wrap: a key is a key
-        block_keys: npt.NDArray[np.int64] = keys.repeat(counts)
-        block_keys += np.arange(first, stop)
-        return block_keys
 
 
 def runs_of_pieces(

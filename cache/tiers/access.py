@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from cache.errors import CacheError
-from cache.tiers.places import NO_INTS, is_all, is_any, longer
+from cache.tiers.places import Spans
 
 if TYPE_CHECKING:
-    from cache.tiers.places import ChunkIndex, Ints, Mask
+    from cache.tiers.extents import Chunks
+    from cache.tiers.places import Keys, Span
 
 
 class SessionHint(NamedTuple):
@@ -38,8 +36,6 @@ class RequestAccess:
         Its number, for those who log.
     session
         Its session's hint; None without one.
-    num_chunks
-        How many it may have, as far as that is known.
 
     Attributes
     ----------
@@ -47,46 +43,25 @@ class RequestAccess:
         Keys that it stored; that it read, or wanted to store when another request had
         done so; and that it had to store, whether or not there was room. Kept by
         policies that ask for them.
-    rank, number
+    rank
         The policy's own; 0 before the first contact.
-    ranked, is_sorted, own_from
-        The policy's own: places and positions of the chunks that it ranks with the
-        request, by lots; whether they stand by position; and from which position on
-        none of them is ranked with another by now. What requests share is their heads.
-    is_whole
-        Whether the policy has ranked all with the request that it has shown, and has
-        given up none of it.
-    lost
-        The policy's own: places and positions of chunks that it ranks with others by
-        now, by lots.
-    keys, cells
-        By position in the request: keys, and where the tier's index has them (-1: not
-        known).
-    num_known
-        Positions of which they are known.
-    pages
-        What it holds of that index.
+    ranked, is_sorted
+        The policy's own: the chunks that it ranks with the request, others among them
+        that it ranks with another one by now; and whether they stand by position.
+    lots
+        What it has shown: prompt, from which position on, and before which.
     is_finished, end_s
         Whether the request has ended, and when, if that was said.
     """
 
     __slots__ = (
-        "_is_shown",
-        "_num_chunks",
-        "_num_reached",
-        "cells",
+        "_shown",
         "end_s",
         "inserted",
         "is_finished",
         "is_sorted",
-        "is_whole",
-        "keys",
-        "lost",
+        "lots",
         "missed",
-        "num_known",
-        "number",
-        "own_from",
-        "pages",
         "rank",
         "ranked",
         "request_id",
@@ -95,10 +70,7 @@ class RequestAccess:
     )
 
     def __init__(
-        self,
-        request_id: int = -1,
-        session: SessionHint | None = None,
-        num_chunks: int = 0,
+        self, request_id: int = -1, session: SessionHint | None = None
     ) -> None:
         self.request_id = request_id
         self.session = session
@@ -106,114 +78,36 @@ class RequestAccess:
         self.inserted: set[int] = set()
         self.reused: set[int] = set()
         self.missed: set[int] = set()
-        self.rank = self.number = 0
-        self.ranked: list[tuple[Ints, Ints]] = []
-        self.is_sorted = self.is_whole = True
-        self.own_from = 0
-        self.lost: list[tuple[Ints, Ints]] = []
+        self.rank = 0
+        self.ranked: list[Chunks] = []
+        self.is_sorted = True
         self.is_finished = False
-        self.keys = self.cells = NO_INTS
-        self.num_known = 0
-        self._num_reached = 0  # leading positions that hold all of which keys are known
-        self.pages: list[int] = []
-        self._is_shown: Mask = np.zeros(0, np.bool_)  # by position
-        self._num_chunks = num_chunks
+        self.lots: list[tuple[Keys, int, int]] = []
+        self._shown = Spans()
 
-    def know(self, keys: Ints, first: int, index: ChunkIndex) -> Ints:
-        """Return the cells of keys, in the tier that this record belongs to.
+    @property
+    def num_shown(self) -> int:
+        """Chunks that it has shown."""
+        return len(self._shown)
 
-        Parameters
-        ----------
-        keys
-            Successive chunks of the request.
-        first
-            Position of the first of them.
-        index
-            Of the tier.
-
-        Raises
-        ------
-        CacheError
-            If other keys were there before.
-        """
-        stop = first + len(keys)
-        if not (first or self.num_known) and stop >= self._num_chunks:
-            self.keys = keys
-            self.cells, pages = index.hold(keys)
-            self._is_shown = np.zeros(stop, np.bool_)
-            self.num_known = self._num_reached = stop
-            self.pages.append(pages)
-            return self.cells
-        if stop > len(self.cells):
-            self._reach(stop)
-        cells = self.cells[first:stop]
-        if self._num_reached <= first < stop:
-            cells[:], pages = index.hold(keys)
-            self.keys[first:stop] = keys
-            self.num_known += stop - first
-            self._num_reached = stop
-            self.pages.append(pages)
-            return cells
-        if self.num_known < len(self.cells):
-            is_new = cells < 0
-            if is_any(is_new):
-                new = keys[is_new]
-                cells[is_new], pages = index.hold(new)
-                self.keys[first:stop][is_new] = new
-                self.num_known += len(new)
-                self._num_reached = max(self._num_reached, stop)
-                self.pages.append(pages)
-        if is_any(self.keys[first:stop] != keys):
-            raise CacheError(
-                f"chunks {first} to {stop - 1} of a request have other keys than "
-                f"before; say where the first one stands in the request"
-            )
-        return cells
-
-    def _reach(self, num_chunks: int) -> None:
-        """Make room for so many chunks."""
-        num_known, num_chunks = len(self.cells), max(num_chunks, self._num_chunks)
-        if self.num_known:
-            num_chunks = max(num_chunks, 2 * num_known)
-        self.cells = longer(self.cells, num_chunks, -1)
-        self.keys = longer(self.keys, num_chunks, -1)
-        is_shown = np.zeros(len(self.cells), np.bool_)
-        is_shown[:num_known] = self._is_shown
-        self._is_shown = is_shown
-
-    def show(self, first: int, stop: int, among: Mask | None = None) -> Mask:
-        """Note known keys; say which of them are new to the request.
-
-        Parameters
-        ----------
-        first, stop
-            Position of the first of them, and behind the last one.
-        among
-            Those of them to note; None for all.
-        """
-        shown = self._is_shown[first:stop]
-        new: Mask = ~shown
-        if among is not None:
-            new &= among
-        shown |= new
+    def show(self, keys: Keys, first: int, stop: int) -> list[Span]:
+        """Note positions of a prompt; return those that are new to the request."""
+        new = self._shown.add(first, stop)
+        for span in new:
+            self.lots.append((keys, *span))
+            if len(self.lots) > 1:
+                before, start, end = self.lots[-2]
+                if before is keys and end == span[0]:
+                    self.lots[-2:] = [(keys, start, span[1])]
         return new
 
-    def show_all(self, first: int, stop: int) -> bool:
-        """Note known keys; say whether any of them is new to the request."""
-        shown = self._is_shown[first:stop]
-        has_new = not is_all(shown)
-        shown[:] = True
-        return has_new
-
-    def shown(self) -> slice | Ints:
-        """Return the positions of the keys that it has shown."""
-        if is_all(self._is_shown):
-            return slice(0, len(self._is_shown))
-        positions: Ints = self._is_shown.nonzero()[0]
-        return positions
+    def list(self, chunks: Chunks) -> None:
+        """List chunks with the request that ranks them."""
+        ranked = self.ranked
+        if ranked and ranked[-1].position > chunks.position:
+            self.is_sorted = False
+        ranked.append(chunks)
 
     def forget(self) -> None:
-        """Forget the keys of a request that has ended; its rank stays."""
-        self.keys = self.cells = NO_INTS
-        self._is_shown = np.zeros(0, np.bool_)
-        self.pages, self.lost = [], []
+        """Forget what a request that has ended has shown; its rank stays."""
+        self.lots, self._shown = [], Spans()

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cache.errors import require
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from cache.tiers.access import RequestAccess
-    from cache.tiers.places import Chunks, Ints
+    from collections.abc import Collection, Iterator, Sequence
 
-Keys = OrderedDict[int, int]
-"""Chunks by key, and their places; -1 for those that are gone."""
+    from cache.tiers.access import RequestAccess
+    from cache.tiers.extents import Chunks, Extent, ExtentIndex
+    from cache.tiers.places import Ints, Keys, Span
+
+Numbers = OrderedDict[int, int]
+"""Chunks by number, and their runs, in order."""
 
 
 class ARCTierPolicy(TierPolicy):
@@ -41,8 +42,8 @@ class ARCTierPolicy(TierPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._once, self._again = Keys(), Keys()
-        self._once_ghosts, self._again_ghosts = Keys(), Keys()
+        self._once, self._again = Numbers(), Numbers()
+        self._once_ghosts, self._again_ghosts = Numbers(), Numbers()
         self._target: float = 0.0
 
     def sizes(self) -> tuple[int, int, int, int, float]:
@@ -55,9 +56,12 @@ class ARCTierPolicy(TierPolicy):
             self._target,
         )
 
-    def store_missed(self, keys: Ints, access: RequestAccess) -> None:
+    def store_missed(
+        self, keys: Keys, spans: Sequence[Span], access: RequestAccess
+    ) -> None:
         once, again = self._once_ghosts, self._again_ghosts
-        new = [key for key in keys.tolist() if key not in access.missed]
+        missed = [key for span in spans for key in keys.numbers(*span)]
+        new = [key for key in missed if key not in access.missed]
         access.missed.update(new)
         for key in reversed(new):
             if key in once:
@@ -69,22 +73,22 @@ class ARCTierPolicy(TierPolicy):
                 self._target = max(self._target - step, 0)
                 again.move_to_end(key)
 
-    def reused(self, chunks: Chunks, access: RequestAccess) -> None:
+    def reused(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         # What it has stored itself is no use of what others left.
-        keys = chunks.keys.tolist()
+        keys = _keys_of(chunks)
         access.reused.update(key for key in keys if key not in access.inserted)
 
-    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
-        keys = chunks.keys.tolist()
+    def inserted(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
+        keys = _keys_of(chunks)
         access.inserted.update(keys)
-        for key, place in zip(keys, chunks.ids.tolist(), strict=True):
-            self._once[key] = place
+        for key, run in zip(keys, _runs_of(chunks), strict=True):
+            self._once[key] = run
             self._once_ghosts.pop(key, None)
             self._again_ghosts.pop(key, None)
 
-    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+    def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         once, again, reused = self._once, self._again, access.reused
-        for key in reversed(chunks.keys.tolist()):
+        for key in reversed(_keys_of(chunks)):
             if key in reused:
                 if key in once:
                     again[key] = once.pop(key)
@@ -96,13 +100,11 @@ class ARCTierPolicy(TierPolicy):
                 elif key in again:
                     again.move_to_end(key)
 
-    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
-        once, again = (
-            (key for key, place in chunks.items() if not num_holds[place])
-            for chunks in (self._once, self._again)
-        )
+    def evict(self, num_chunks: int, index: ExtentIndex) -> Ints:
+        once, again = _free_ones(self._once, index), _free_ones(self._again, index)
         num_once, least = len(self._once), int(self._target)
         chosen: list[tuple[int, bool]] = []
+        gone: list[tuple[int, int]] = []
         for _ in range(num_chunks):
             key = next(once, None) if num_once >= least else None
             is_once = key is not None
@@ -113,29 +115,29 @@ class ARCTierPolicy(TierPolicy):
                 is_once = True
             num_once -= is_once
             chosen.append((key, is_once))
-        ids: list[int] = []
         for key, is_once in chosen:
             chunks, ghosts = (
                 (self._once, self._once_ghosts)
                 if is_once
                 else (self._again, self._again_ghosts)
             )
-            ids.append(chunks.pop(key))
-            ghosts[key] = -1
+            gone.append((key, chunks.pop(key)))
+            ghosts[key] = 0
         for ghosts in (self._once_ghosts, self._again_ghosts):
             while len(ghosts) > self.capacity:
                 ghosts.popitem(last=False)
-        return np.array(ids, np.int64)
+        return index.cut_out(gone)
 
-    def check(self, ids: Ints) -> None:
+    def check(self, extents: Collection[Extent]) -> None:
         lists = (self._once, self._again, self._once_ghosts, self._again_ghosts)
         listed = [key for each in lists for key in each]
         require(
             len(listed) == len(set(listed)),
             "tier: a chunk stands in two of T1, T2, B1 and B2",
         )
+        stored = [key for each in extents for key in each.numbers()]
         require(
-            sorted([*self._once.values(), *self._again.values()]) == sorted(ids),
+            sorted([*self._once, *self._again]) == sorted(stored),
             "tier: T1 and T2 are not the chunks that are stored",
         )
         require(
@@ -144,3 +146,33 @@ class ARCTierPolicy(TierPolicy):
             f"tier: a target of {self._target}, {len(self._once_ghosts)} and "
             f"{len(self._again_ghosts)} ghosts, with {self.capacity} chunks",
         )
+
+
+def _keys_of(chunks: Sequence[Chunks]) -> list[int]:
+    return [key for each in chunks for key in each.extent.numbers()]
+
+
+def _runs_of(chunks: Sequence[Chunks]) -> list[int]:
+    """Return the run of each chunk."""
+    runs = []
+    for extent, _ in chunks:
+        keys = extent.keys
+        for run in extent.runs():
+            piece = keys.pieces[run]
+            first = max(keys.starts[piece], extent.first)
+            runs += [run] * (min(keys.starts[piece + 1], extent.stop) - first)
+    return runs
+
+
+def _free_ones(numbers: Numbers, index: ExtentIndex) -> Iterator[int]:
+    """Yield those that nothing holds."""
+    free: set[int] = set()  # of the extent that was met last
+    for key, run in numbers.items():
+        if key not in free:
+            found = index.find(run, key - run)
+            assert found is not None
+            extent = found[0]
+            if extent.holds:
+                continue
+            free = {*extent.numbers()}
+        yield key

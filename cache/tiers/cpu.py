@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from cache.errors import CacheConfigError, CacheError, require
 from cache.tiers.arc import ARCTierPolicy
+from cache.tiers.extents import Chunks, Extent, ExtentIndex, Hold, Part
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
-from cache.tiers.places import (
-    NO_INTS,
-    ChunkIndex,
-    Chunks,
-    as_ints,
-    is_all,
-    is_any,
-    longer,
-)
+from cache.tiers.places import NO_INTS, column_of, gaps_of
 from cache.tiers.sessions import KeepTTL, NextUse, PinShared, SessionEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cache.tiers.access import RequestAccess
-    from cache.tiers.places import Ints, Mask
+    from cache.tiers.places import Ints, Keys, Span
     from cache.tiers.policy import TierPolicy
 
 TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
@@ -56,12 +50,17 @@ class LookupResult(Enum):
 class PreparedStore(NamedTuple):
     """The chunks of an offered store that the tier accepts."""
 
-    keys: Ints
-    """Keys of the chunks to write, in the order in which they were offered."""
-    chunk_ids: Ints
-    """The place in the tier of each key."""
+    spans: list[Span]
+    """Positions of the chunks to write, ascending."""
+    hold: Hold
+    """These chunks, to be handed to `CPUTier.complete_store`."""
     evicted_ids: Ints
     """Places of the chunks that were evicted for them, in order of eviction."""
+
+    @property
+    def chunk_ids(self) -> Ints:
+        """The place in the tier of each chunk to write."""
+        return self.hold.chunk_ids
 
 
 class CPUTier:
@@ -74,9 +73,10 @@ class CPUTier:
                                          prepare_load v       | complete_load
                                                         read
 
-    A key stands for the tokens of a chunk and all before it. A request comes with its
-    `RequestAccess`, a new one for each, and is ended by `finish`. Lots are handled as
-    columns: a few operations each, however many chunks they have.
+    A chunk stands for its tokens and all before it. A request comes with its
+    `RequestAccess`, a new one for each, and is ended by `finish`. What was stored
+    together is kept together (`cache.tiers.extents`): a lot takes a few operations,
+    however many chunks it has.
 
     Parameters
     ----------
@@ -126,10 +126,7 @@ class CPUTier:
             )
         self.num_chunks = num_chunks
         self.policy = TIER_POLICIES[eviction_policy](num_chunks)
-        self._index = ChunkIndex(num_chunks)
-        # By place: its cell there, and its readers, or -1 while it is written.
-        self._cells = NO_INTS
-        self._num_holds = NO_INTS
+        self._index = ExtentIndex()
         self._num_used = self._num_writing = self._num_reading = 0
         self._num_begun = 0  # places that were ever used: 0, 1, ...
         self._free_ids: Ints = NO_INTS  # of these, the one left last at the end
@@ -165,58 +162,51 @@ class CPUTier:
 
     # -- looking up -----------------------------------------------------------
 
-    def lookup(self, key: int) -> LookupResult:
-        """Say whether a chunk is there. Changes nothing."""
-        place = self._index.find(key)
-        if place < 0:
+    def lookup(self, run: int, index: int = 0) -> LookupResult:
+        """Say whether a chunk of a run is there. Changes nothing."""
+        found = self._index.find(run, index)
+        if found is None:
             return LookupResult.MISS
-        is_there = self._num_holds[place] >= 0
-        return LookupResult.HIT if is_there else LookupResult.HIT_PENDING
+        is_written = found[0].is_written
+        return LookupResult.HIT_PENDING if is_written else LookupResult.HIT
 
     def longest_prefix(
-        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
+        self, keys: Keys, first: int = 0, stop: int | None = None
     ) -> tuple[int, bool]:
-        """Return how many leading keys are there, and whether none is being written.
+        """Return how many leading chunks are there, and whether none is being written.
 
         Parameters
         ----------
-        keys, access, first
-            See `prepare_load`; it counts as no use that the request makes of them.
+        keys, first, stop
+            A prompt, from which position on, and before which; it counts as no use of
+            the chunks.
         """
-        ids = self._places_of(as_ints(keys), access, first)
-        is_missing = ids < 0
-        if is_any(is_missing):
-            ids = ids[: int(is_missing.argmax())]
-        return len(ids), not is_any(self._num_holds[ids] < 0)
-
-    def meet(self, keys: Sequence[int] | Ints, access: RequestAccess) -> None:
-        """Look up where the leading keys of a request belong, all at once.
-
-        Calls that name some of them do that for these, if none has done it before.
-        """
-        if not access.num_known:
-            access.know(as_ints(keys), 0, self._index)
-
-    def _places_of(self, keys: Ints, access: RequestAccess, first: int) -> Ints:
-        """Return the place of each key of a request, -1 for those that are missing."""
-        cells = access.know(keys, first, self._index)  # the table may grow
-        return self._index.places[cells]
+        found, is_ready = first, True
+        piece = keys.piece_of(first)
+        if self._index.find(keys.runs[piece], first - keys.starts[piece]) is None:
+            return 0, True  # mostly
+        for part in self._index.parts(keys, first, _end(keys, stop)):
+            if part.position > found:
+                break
+            found += part.stop - part.first
+            is_ready &= not part.extent.is_written
+        return found - first, is_ready
 
     # -- loading --------------------------------------------------------------
 
     def prepare_load(
-        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
-    ) -> Ints:
-        """Hold chunks for a job that reads them; return their places.
+        self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
+    ) -> Hold:
+        """Hold chunks for a job that reads them.
 
         Parameters
         ----------
         keys
-            Successive chunks of a request.
+            The prompt of a request.
         access
             Of the request.
-        first
-            Position of the first of them in the request.
+        first, stop
+            Position of the first chunk, and behind the last one.
 
         Raises
         ------
@@ -224,66 +214,69 @@ class CPUTier:
             If one is not there, or the request has ended; nothing changes.
         """
         _refuse_ended(access)
-        keys = as_ints(keys)
-        stop = first + len(keys)
-        ids = self._places_of(keys, access, first)
-        is_hit = self._is_present(ids, ids < 0)
-        if not is_all(is_hit):
-            key = int(keys[~is_hit][0])
+        stop = _end(keys, stop)
+        parts = self._index.parts(keys, first, stop)
+        at = first
+        for part in parts:
+            if part.position > at or part.extent.is_written:
+                break
+            at += part.stop - part.first
+        if at < stop:
             raise CacheError(
-                f"chunk {key} cannot be loaded: it is not there; look it up first"
+                f"chunk {at} of a prompt cannot be loaded: it is not there; look it up "
+                f"first"
             )
-        self.hold(ids)
-        chunks = Chunks(keys, ids, np.arange(first, stop))
-        new = access.show(first, stop)
-        if is_all(new):
-            self.policy.accessed(chunks, access)
-        elif is_any(new):
-            self.policy.accessed(chunks.where(new), access)
+        new = access.show(keys, first, stop)
+        chunks, seen = self._cut(parts, new)
+        read = [extent for extent, _ in chunks]
+        hold = Hold(read, column_of([extent.ids for extent in read]))
+        self._begin_reading(hold)
+        if new:
+            self.policy.accessed(seen, access)
         self.policy.reused(chunks, access)
-        return ids
+        return hold
 
-    def hold(self, chunk_ids: Sequence[int] | Ints) -> None:
+    def _begin_reading(self, hold: Hold) -> None:
+        for extent in hold.extents:
+            if not extent.holds:
+                self._num_reading += len(extent)
+            extent.holds.append(hold)
+
+    def hold(self, hold: Hold) -> Hold:
         """Hold chunks that are there for a job that copies them to another tier.
 
         It is no use that a request makes of them; `complete_load` lets go of them.
         """
-        ids = as_ints(chunk_ids)
-        num_holds = self._num_holds[ids]
-        self._num_reading += len(ids) - int(np.count_nonzero(num_holds))
-        self._num_holds[ids] = num_holds + 1
+        copied = Hold([*hold.extents], hold.chunk_ids)
+        self._begin_reading(copied)
+        return copied
 
-    def holds(self, chunk_ids: Sequence[int] | Ints, *, is_written: bool) -> bool:
-        """Whether all these places are written, or all are read."""
-        num_holds = self._num_holds[as_ints(chunk_ids)]
-        return is_all(num_holds < 0 if is_written else num_holds > 0)
+    def holds(self, hold: Hold, *, is_written: bool) -> bool:
+        """Whether all chunks of a job are written, or all are read."""
+        return all(
+            hold in each.holds and each.is_written is is_written
+            for each in hold.extents
+        )
 
-    def complete_load(self, chunk_ids: Sequence[int] | Ints) -> None:
-        """Let go of the places of a job that has read, whether or not it succeeded.
+    def complete_load(self, hold: Hold) -> None:
+        """Let go of the chunks of a job that has read, whether or not it succeeded.
 
         Raises
         ------
         CacheError
-            If nothing reads one of them.
+            If it does not read them.
         """
-        ids = as_ints(chunk_ids)
-        num_holds = self._num_holds[ids]
-        self._require(num_holds > 0, ids, "load", "read")
-        num_holds -= 1
-        self._num_holds[ids] = num_holds
-        self._num_reading -= len(ids) - int(np.count_nonzero(num_holds))
-
-    def _require(self, is_held: Mask, ids: Ints, job: str, how: str) -> None:
-        """Refuse places that are not read, or not written."""
-        if not is_all(is_held):
-            raise CacheError(
-                f"place {ids[~is_held][0]} is not being {how}; complete each {job} once"
-            )
+        if not self.holds(hold, is_written=False):
+            raise CacheError("chunks are not being read; complete each load once")
+        for extent in hold.extents:
+            extent.holds.remove(hold)
+            if not extent.holds:
+                self._num_reading -= len(extent)
 
     # -- storing --------------------------------------------------------------
 
     def prepare_store(
-        self, keys: Sequence[int] | Ints, access: RequestAccess, first: int = 0
+        self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> PreparedStore | None:
         """Offer a lot; return what is to be written, None if there is no room for it.
 
@@ -292,7 +285,7 @@ class CPUTier:
 
         Parameters
         ----------
-        keys, access, first
+        keys, access, first, stop
             See `prepare_load`.
 
         Raises
@@ -301,96 +294,111 @@ class CPUTier:
             If the request has ended; nothing changes.
         """
         _refuse_ended(access)
-        keys = as_ints(keys)
-        stop = first + len(keys)
-        cells = access.know(keys, first, self._index)
-        ids, positions = self._index.places[cells], np.arange(first, stop)
-        present = seen = _NOTHING
-        if self._offers is None and is_all(ids < 0):
-            has_new = access.show_all(first, stop)
-        else:
-            lot = Chunks(keys, ids, positions)
-            parts = self._part(lot, first, cells, access)
-            missing, cells, present, seen, has_new = parts
-            keys, _, positions = missing
-        num_missing = len(keys)
+        stop = _end(keys, stop)
+        missing = noted = [(first, stop)]
+        ready: list[Part] = []
+        if parts := self._index.parts(keys, first, stop):
+            missing = gaps_of([each.span for each in parts], first, stop)
+            ready = [each for each in parts if not each.extent.is_written]
+        if self._offers is not None:
+            missing = self._often_offered(keys.numbers(first, stop), first, missing)
+        if len(ready) < len(parts) or self._offers is not None:
+            noted = sorted([*missing, *[each.span for each in ready]])
+        new = [span for each in noted for span in access.show(keys, *each)]
+        present, seen = self._cut(ready, new)
+        num_missing = sum(end - start for start, end in missing)
         if num_missing:
-            self.policy.store_missed(keys, access)
-        if has_new:
+            self.policy.store_missed(keys, missing, access)
+        if new:
             self.policy.accessed(seen, access)
-        if len(present.ids):
+        if present:
             self.policy.reused(present, access)
+        hold = Hold([], NO_INTS)
         if not num_missing:
-            return PreparedStore(NO_INTS, NO_INTS, NO_INTS)
-        num_needed = num_missing - self.num_free_chunks
-        num_own = 0
-        if len(present.ids):
-            num_own = int(np.count_nonzero(self._num_holds[present.ids] == 0))
+            return PreparedStore([], hold, NO_INTS)
         evicted_ids = NO_INTS
+        num_needed = num_missing - self.num_free_chunks
         if num_needed > 0:
-            if num_needed <= self.num_evictable_chunks - num_own:
-                evicted_ids = self._make_room(num_needed, present.ids)
+            evicted_ids = self._make_room(num_needed, present)
             if not len(evicted_ids):
-                access.is_whole = False  # of what it has shown this is not there
                 return None
-        ids = self._take_places(num_missing)
-        self._index.places[cells] = ids
-        self._cells[ids] = cells
-        self._num_holds[ids] = -1
+        hold.chunk_ids = ids = self._take_places(num_missing)
+        stored: list[Chunks] = []
+        for start, end in missing:
+            extent = Extent(keys, start, end, ids[: end - start])
+            ids = ids[end - start :]
+            extent.is_written = True
+            extent.holds.append(hold)
+            hold.extents.append(extent)
+            self._index.add(extent)
+            stored.append(Chunks(extent, start))
         self._num_used += num_missing
         self._num_writing += num_missing
-        self.policy.inserted(Chunks(keys, ids, positions), access)
-        return PreparedStore(keys, ids, evicted_ids)
+        self.policy.inserted(stored, access)
+        return PreparedStore(missing, hold, evicted_ids)
 
-    def _part(
-        self, lot: Chunks, first: int, cells: Ints, access: RequestAccess
-    ) -> tuple[Chunks, Ints, Chunks, Chunks, bool]:
-        """Note that a request shows a lot; part what is missing from what is there.
+    def _cut(
+        self, parts: Sequence[Part], new: Sequence[Span]
+    ) -> tuple[list[Chunks], list[Chunks]]:
+        """Return parts of extents as extents of their own, and the new ones of them.
 
-        It returns what is to be stored, and its cells; what can be read; what of that
-        the request shows for the first time; and whether it shows anything new.
+        They stand by position; none is new in part only.
         """
-        stop, is_missing = first + len(lot.ids), lot.ids < 0
-        if self._offers is None:
-            num = int(is_missing.argmax())
-            present, missing = lot.cut(num)
-            has_rest = is_missing[num] and is_all(is_missing[num:])
-            if has_rest and is_all(self._num_holds[present.ids] >= 0):  # mostly
-                new = access.show(first, first + num)
-                seen = present if is_all(new) else present.where(new)
-                has_new = access.show_all(first + num, stop) or is_any(new)
-                return missing, cells[num:], present, seen, has_new
-        is_present = self._is_present(lot.ids, is_missing)
-        if self._offers is not None:
-            is_missing &= self._is_often_offered(lot.keys, is_missing)
-        new = access.show(first, stop, is_missing | is_present)
-        present, seen = lot.where(is_present), lot.where(is_present & new)
-        return lot.where(is_missing), cells[is_missing], present, seen, is_any(new)
+        present: list[Chunks] = []
+        if not parts:
+            return present, present
+        bounds = [bound for span in new for bound in span]
+        for part in reversed(parts):
+            position, stop = part.span
+            inner = {bound for bound in bounds if position < bound < stop}
+            for start in sorted(inner, reverse=True):
+                cut = part.between(start, stop)
+                present.append(Chunks(self._index.cut(cut), start))
+                stop = start
+            cut = part.between(position, stop)
+            present.append(Chunks(self._index.cut(cut), position))
+        present.reverse()
+        if len(new) == 1:
+            first, stop = new[0]
+            if first <= present[0].position and present[-1].span[1] <= stop:
+                return present, present  # mostly
+        seen = [
+            each
+            for each in present
+            if any(first <= each.position < stop for first, stop in new)
+        ]
+        return present, seen
 
-    def _is_present(self, ids: Ints, is_missing: Mask) -> Mask:
-        """Say which of a lot can be read."""
-        if is_all(is_missing):
-            return ~is_missing
-        is_read: Mask = self._num_holds[ids] >= 0
-        return is_read & ~is_missing
-
-    def _is_often_offered(self, keys: Ints, is_missing: Mask) -> Mask:
-        """Count the offers of a lot; say of which keys there were enough."""
+    def _often_offered(
+        self, offered: list[int], first: int, missing: list[Span]
+    ) -> list[Span]:
+        """Count the offers of a lot; say of what is missing there were enough."""
         assert self._offers is not None
-        offered = keys.tolist()
         self._offers.add(offered)
-        is_often = np.array([self._offers[k] >= self._threshold for k in offered])
-        self.num_stores_skipped += int(np.count_nonzero(is_missing & ~is_often))
-        return is_often
+        often: list[Span] = []
+        for start, end in missing:
+            for at in range(start, end):
+                if self._offers[offered[at - first]] < self._threshold:
+                    self.num_stores_skipped += 1
+                elif often and often[-1][1] == at:
+                    often[-1] = often[-1][0], at + 1
+                else:
+                    often.append((at, at + 1))
+        return often
 
-    def _make_room(self, num_chunks: int, lot: Ints) -> Ints:
-        """Evict so many chunks, none of a lot; return their places."""
-        if len(lot):
-            self._num_holds[lot] += 1
-        ids = self.policy.evict(num_chunks, self._num_holds)
-        if len(lot):
-            self._num_holds[lot] -= 1
-        self._index.places[self._cells[ids]] = -1
+    def _make_room(self, num_chunks: int, lot: list[Chunks]) -> Ints:
+        """Evict so many chunks, none of a lot; return their places, if it can be."""
+        hold = Hold([], NO_INTS)
+        num_evictable = self.num_evictable_chunks
+        for extent, _ in lot:
+            if not extent.holds:
+                num_evictable -= len(extent)
+            extent.holds.append(hold)
+        ids = NO_INTS
+        if num_chunks <= num_evictable:
+            ids = self.policy.evict(num_chunks, self._index)
+        for extent, _ in lot:
+            extent.holds.remove(hold)
         free = self._free_ids
         self._free_ids = np.concatenate([free, ids]) if len(free) else ids
         self._num_used -= len(ids)
@@ -403,31 +411,26 @@ class CPUTier:
         num_fresh = min(number, self.num_chunks - begun)
         num_left = len(free) - number + num_fresh
         left = free[num_left:][::-1]
+        self._free_ids = free[:num_left]
         if not num_fresh:
-            self._free_ids = free[:num_left]
             return left
         self._num_begun += num_fresh
-        self._cells = longer(self._cells, self._num_begun)
-        self._num_holds = longer(self._num_holds, self._num_begun)
-        self.policy.reach(self._num_begun)
-        ids = np.arange(begun, self._num_begun)
-        if num_fresh == number:
-            return ids
-        self._free_ids = free[:num_left]
-        return np.concatenate([ids, left])
+        return np.concatenate([np.arange(begun, self._num_begun), left])
 
-    def complete_store(self, chunk_ids: Sequence[int] | Ints) -> None:
-        """Let chunks be found in places that a job has written.
+    def complete_store(self, hold: Hold) -> None:
+        """Let chunks be found that a job has written.
 
         Raises
         ------
         CacheError
-            If one of them is not being written.
+            If it does not write them.
         """
-        ids = as_ints(chunk_ids)
-        self._require(self._num_holds[ids] < 0, ids, "store", "written")
-        self._num_holds[ids] = 0
-        self._num_writing -= len(ids)
+        if not self.holds(hold, is_written=True):
+            raise CacheError("chunks are not being written; complete each store once")
+        for extent in hold.extents:
+            extent.is_written = False
+            extent.holds.remove(hold)
+        self._num_writing -= len(hold.chunk_ids)
 
     # -- requests -------------------------------------------------------------
 
@@ -435,17 +438,11 @@ class CPUTier:
         """Settle what a request that ends has shown; once."""
         if not access.is_finished:
             access.is_finished = True
-            if not self.policy.settles(access, self._index.places):
-                at = access.shown()
-                ids = self._index.places[access.cells[at]]
-                positions = np.arange(at.stop) if isinstance(at, slice) else at
-                shown = Chunks(access.keys[at], ids, positions)
-                is_there = ids >= 0
-                self.policy.finished(
-                    shown if is_all(is_there) else shown.where(is_there), access
-                )
-            for pages in access.pages:
-                self._index.release(pages)
+            if not self.policy.settles(access):
+                shown: list[Chunks] = []
+                for keys, first, stop in sorted(access.lots, key=itemgetter(1)):
+                    shown += self._cut(self._index.parts(keys, first, stop), ())[0]
+                self.policy.finished(shown, access)
             access.forget()
 
     # -- proof ----------------------------------------------------------------
@@ -461,40 +458,36 @@ class CPUTier:
             With the rule that is broken.
         """
         self._index.check()
-        is_used = np.ones(self._num_begun, np.bool_)
-        is_used[self._free_ids] = False
-        ids = is_used.nonzero()[0]
+        extents = self._index.extents()
+        ids = column_of([self._free_ids, *[each.ids for each in extents]])
         require(
-            len(ids) == self._num_used
-            and self._num_used + len(self._free_ids) == self._num_begun,
-            f"tier: {self._num_used} places are used and {len(self._free_ids)} were "
-            f"left, of {self._num_begun} that were ever used",
+            np.array_equal(np.sort(ids), np.arange(self._num_begun))
+            and len(ids) - len(self._free_ids) == self._num_used,
+            f"tier: of {self._num_begun} places that were ever used {self._num_used} "
+            f"are used and {len(self._free_ids)} were left, or one stands twice",
         )
         require(
             self._num_begun <= self.num_chunks,
             f"tier: {self._num_begun} places are used, there are {self.num_chunks}",
         )
-        num_holds, places = self._num_holds[: self._num_begun], self._index.places
+        num_written = sum(len(each) for each in extents if each.is_written)
+        num_held = sum(len(each) for each in extents if each.holds)
         require(
-            np.array_equal(places[self._cells[ids]], ids)
-            and np.count_nonzero(places >= 0) == len(ids),
-            "tier: a chunk is not found at its place",
+            num_written == self._num_writing
+            and num_held - num_written == self._num_reading
+            and all(len(each.holds) == 1 for each in extents if each.is_written)
+            and all(each in hold.extents for each in extents for hold in each.holds),
+            "tier: a chunk is read that is being written, or held by no job",
         )
-        require(
-            np.count_nonzero(num_holds == -1) == self._num_writing
-            and np.count_nonzero(num_holds > 0) == self._num_reading
-            and not is_any(num_holds[~is_used] != 0)
-            and is_all(num_holds >= -1),
-            "tier: a chunk is read that is being written, or held and not there",
-        )
-        self.policy.check(ids)
+        self.policy.check(extents)
         if self._offers is not None:
             self._offers.check()
-
-
-_NOTHING = Chunks(NO_INTS, NO_INTS, NO_INTS)
 
 
 def _refuse_ended(access: RequestAccess) -> None:
     if access.is_finished:
         raise CacheError("the request has ended; a tier sees it no more")
+
+
+def _end(keys: Keys, stop: int | None) -> int:
+    return keys.stop if stop is None else stop

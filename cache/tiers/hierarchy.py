@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from cache.tiers.access import RequestAccess
     from cache.tiers.cpu import CPUTier
-    from cache.tiers.places import Ints
+    from cache.tiers.extents import Hold
+    from cache.tiers.places import Keys
     from cache.tiers.secondary import SecondaryTier
 
 
@@ -29,7 +30,7 @@ class InFlight(NamedTuple):
     job
         What is copied.
     held
-        Places of the host that are read, or written, until it has ended; also those of
+        Chunks of the host that are read, or written, until it has ended; also those of
         a lot that the tier had already.
     access
         Of the request that asked for it.
@@ -37,7 +38,7 @@ class InFlight(NamedTuple):
 
     tier: str
     job: TierJob
-    held: Sequence[int] | Ints
+    held: Sequence[Hold]
     access: RequestAccess
 
 
@@ -93,8 +94,8 @@ class TierHierarchy:
         self.num_promoted_chunks: Counter[str] = Counter()
         self.num_lost_chunks = 0
         self._in_flight: list[InFlight] = []
-        # Keys and places of what a call brings to the host.
-        self._promoting: dict[tuple[str, RequestAccess], dict[int, int]] = {}
+        # Keys and chunks of what a call brings to the host.
+        self._promoting: dict[tuple[str, RequestAccess], dict[int, Hold]] = {}
         self._sources: dict[RequestAccess, dict[int, str]] = {}
 
     @property
@@ -107,13 +108,14 @@ class TierHierarchy:
         """Places of the host that are written from tiers behind it."""
         waiting = sum(map(len, self._promoting.values()))
         return waiting + sum(
-            len(each.held) for each in self._in_flight if each.job.is_load
+            len(each.job.keys) for each in self._in_flight if each.job.is_load
         )
 
     def cascading_chunks(self) -> set[int]:
         """Return the places of the host that are read to be written behind it."""
         moved = (each.held for each in self._in_flight if not each.job.is_load)
-        return {int(place) for held in moved for place in held}
+        holds = [hold for held in moved for hold in held]
+        return {place for hold in holds for place in hold.chunk_ids.tolist()}
 
     # -- time -----------------------------------------------------------------
 
@@ -127,10 +129,7 @@ class TierHierarchy:
             return False
         self._in_flight = [each for each in self._in_flight if not each.job.has_ended]
         for each in ended:
-            if each.job.is_load:
-                self.host.complete_store(each.held)
-            else:
-                self.host.complete_load(each.held)
+            self._let_go(each)
             if self.on_end is not None:
                 self.on_end(each)
         return any(each.job.is_load for each in ended)
@@ -157,15 +156,13 @@ class TierHierarchy:
     # -- loading --------------------------------------------------------------
 
     def longest_prefix(
-        self, keys: Sequence[int], access: RequestAccess, first: int
+        self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> tuple[int, bool]:
-        """Look leading keys up, and bring into the host what is behind it.
+        """Look leading chunks up, and bring into the host what is behind it.
 
         Parameters
         ----------
-        keys
-            Successive chunks of a request.
-        access, first
+        keys, access, first, stop
             See `CPUTier.prepare_load`.
 
         Returns
@@ -173,41 +170,45 @@ class TierHierarchy:
         (int, bool)
             How many are somewhere, or may be; and whether all these are in the host.
         """
-        num_found, is_ready = 0, True
-        for key in keys:
-            found = self.host.lookup(key)
-            if found is LookupResult.MISS:
-                found = self._look_behind(key, access, first + num_found)
+        stop = keys.stop if stop is None else stop
+        at, is_ready, numbers = first, True, keys.numbers(first, stop)
+        while at < stop:
+            num_there, are_ready = self.host.longest_prefix(keys, at, stop)
+            is_ready &= are_ready
+            at += num_there
+            if at == stop:
+                break
+            found = self._look_behind(numbers[at - first], keys, access, at)
             if found is LookupResult.MISS:
                 break
-            is_ready &= found is LookupResult.HIT
-            num_found += 1
-        return num_found, is_ready
+            is_ready = False
+            at += 1
+        return at - first, is_ready
 
-    def _look_behind(self, key: int, access: RequestAccess, place: int) -> LookupResult:
+    def _look_behind(
+        self, key: int, keys: Keys, access: RequestAccess, position: int
+    ) -> LookupResult:
         asks_again = False
         for name, tier in self.tiers.items():
             found = tier.lookup(key, access, self.now_s)
             if found is LookupResult.HIT:
-                return self._promote(name, key, access, place)
+                return self._promote(name, key, keys, access, position)
             asks_again |= found is LookupResult.RETRY
         return LookupResult.RETRY if asks_again else LookupResult.MISS
 
     def _promote(
-        self, name: str, key: int, access: RequestAccess, place: int
+        self, name: str, key: int, keys: Keys, access: RequestAccess, position: int
     ) -> LookupResult:
         brought = self._sources.setdefault(access, {})
         if key in brought:
             self.num_lost_chunks += 1
             return LookupResult.MISS
-        prepared = self.host.prepare_store([key], access, place)
+        prepared = self.host.prepare_store(keys, access, position, position + 1)
         if prepared is None:
             return LookupResult.MISS
-        if len(prepared.keys):
+        if prepared.spans:
             self.tiers[name].prepare_load(key, self.now_s)
-            self._promoting.setdefault((name, access), {})[key] = int(
-                prepared.chunk_ids[0]
-            )
+            self._promoting.setdefault((name, access), {})[key] = prepared.hold
             brought[key] = name
         return LookupResult.HIT_PENDING
 
@@ -218,9 +219,9 @@ class TierHierarchy:
 
     def end_call(self) -> None:
         """End a call of the scheduler: what was asked for begins to be read."""
-        for (name, access), places in self._promoting.items():
-            self.num_promoted_chunks[name] += len(places)
-            self._submit(name, [*places], [*places.values()], access, is_load=True)
+        for (name, access), holds in self._promoting.items():
+            self.num_promoted_chunks[name] += len(holds)
+            self._submit(name, [*holds], [*holds.values()], access, is_load=True)
         self._promoting = {}
         for tier in self.tiers.values():
             tier.end_call(self.now_s)
@@ -229,7 +230,7 @@ class TierHierarchy:
         self,
         name: str,
         keys: Sequence[int],
-        held: Sequence[int] | Ints,
+        held: Sequence[Hold],
         access: RequestAccess,
         *,
         is_load: bool,
@@ -240,20 +241,16 @@ class TierHierarchy:
 
     # -- storing --------------------------------------------------------------
 
-    def stored(
-        self,
-        keys: Sequence[int],
-        chunk_ids: Sequence[int] | Ints,
-        access: RequestAccess,
-    ) -> None:
-        """Write chunks that have reached these places to the tiers behind the host."""
+    def stored(self, hold: Hold, access: RequestAccess) -> None:
+        """Write chunks that a job has stored in the host to the tiers behind it."""
         if self._has_left:
             return
+        keys = hold.numbers()
         for name, tier in self.tiers.items():
             taken = tier.prepare_store(keys, self.now_s)
             if taken:
-                self.host.hold(chunk_ids)
-                self._submit(name, taken, chunk_ids, access, is_load=False)
+                held = [self.host.hold(hold)]
+                self._submit(name, taken, held, access, is_load=False)
 
     def finish(self, access: RequestAccess) -> None:
         """Note a request that has ended, and whose stores have reached the host."""
@@ -266,14 +263,15 @@ class TierHierarchy:
         for name, tier in self.tiers.items():
             tier.leave(self._clients[name], now_s)
         for each in self._in_flight:  # the host's own books, gone with it
-            let_go = (
-                self.host.complete_store
-                if each.job.is_load
-                else self.host.complete_load
-            )
-            let_go(each.held)
+            self._let_go(each)
         self._in_flight = []
         self._has_left = True
+
+    def _let_go(self, moved: InFlight) -> None:
+        host = self.host
+        let_go = host.complete_store if moved.job.is_load else host.complete_load
+        for hold in moved.held:
+            let_go(hold)
 
     # -- proof ----------------------------------------------------------------
 
@@ -288,8 +286,9 @@ class TierHierarchy:
         for tier in self.tiers.values():
             tier.check()
         for each in self._in_flight:
+            is_written = each.job.is_load
             require(
-                self.host.holds(each.held, is_written=each.job.is_load),
+                all(self.host.holds(h, is_written=is_written) for h in each.held),
                 f"tiers: a chunk on its way between the host and {each.tier} is not "
                 f"held in the host",
             )

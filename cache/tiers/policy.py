@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from cache.tiers.access import RequestAccess
-    from cache.tiers.places import Chunks, Ints
+    from cache.tiers.extents import Chunks, Extent, ExtentIndex
+    from cache.tiers.places import Ints, Keys, Span
 
 
 class TierPolicy(ABC):
@@ -39,12 +40,12 @@ class TierPolicy(ABC):
         self.capacity = capacity
 
     def store_missed(  # noqa: B027 - most do not care
-        self, keys: Ints, access: RequestAccess
+        self, keys: Keys, spans: Sequence[Span], access: RequestAccess
     ) -> None:
-        """Note keys that a request is about to store, before there is room for them."""
+        """Note what a request is about to store, before there is room for it."""
 
     def accessed(  # noqa: B027 - most do not care
-        self, chunks: Chunks, access: RequestAccess
+        self, chunks: Sequence[Chunks], access: RequestAccess
     ) -> None:
         """Note a contact of a request: chunks that are there, shown for the first time.
 
@@ -52,37 +53,27 @@ class TierPolicy(ABC):
         """
 
     def reused(  # noqa: B027 - most do not care
-        self, chunks: Chunks, access: RequestAccess
+        self, chunks: Sequence[Chunks], access: RequestAccess
     ) -> None:
         """Note chunks that a request reads, or offers while they are there."""
 
     @abstractmethod
-    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
+    def inserted(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         """Note chunks that are being written from now on."""
 
-    def reach(self, num_places: int) -> None:  # noqa: B027 - not all keep columns
-        """Make room for so many places, if there is a column by place."""
-
-    def settles(self, access: RequestAccess, places: Ints) -> bool:
-        """Settle a request that ends, if not all of its chunks must be looked at.
-
-        Parameters
-        ----------
-        access
-            The request.
-        places
-            By cell, as of `cache.tiers.places.ChunkIndex`.
+    def settles(self, access: RequestAccess) -> bool:
+        """Settle a request that ends, if its chunks need not be looked up for that.
 
         Returns
         -------
         bool
             Whether that is done; if not, `finished` follows.
         """
-        del access, places
+        del access
         return False
 
     @abstractmethod
-    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+    def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         """Settle what a request that ends has shown, as far as it is there.
 
         Parameters
@@ -94,7 +85,7 @@ class TierPolicy(ABC):
         """
 
     @abstractmethod
-    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+    def evict(self, num_chunks: int, index: ExtentIndex) -> Ints:
         """Give up chunks that nothing holds; return their places, in order.
 
         Exactly `num_chunks`, or none, which refuses the lot at hand; the tier knows
@@ -104,18 +95,18 @@ class TierPolicy(ABC):
         ----------
         num_chunks
             How many.
-        num_holds
-            By place, what keeps a chunk from going: 0 for nothing.
+        index
+            Takes them out.
         """
 
     @abstractmethod
-    def check(self, ids: Ints) -> None:
+    def check(self, extents: Collection[Extent]) -> None:
         """Prove its own structures in O(n).
 
         Parameters
         ----------
-        ids
-            Places of every chunk of the tier.
+        extents
+            All of the tier.
 
         Raises
         ------

@@ -8,14 +8,15 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cache.tiers.access import RequestAccess
 from cache.tiers.lru import LRUTierPolicy
-from cache.tiers.places import NO_INTS, longer
+from cache.tiers.places import NO_INTS
 
 if TYPE_CHECKING:
-    from cache.tiers.places import Chunks, Ints, Mask
+    from collections.abc import Sequence
+
+    from cache.tiers.extents import Chunks, ExtentIndex
+    from cache.tiers.places import Ints
 
 _SHARED = -1
 _LAST_RANK = 2**200
@@ -30,50 +31,45 @@ class _SessionPolicy(LRUTierPolicy):
     A request without a hint is a session of its own.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._sessions = NO_INTS  # by place
-
     def _session(self, access: RequestAccess) -> int:
         session = access.session
         return -2 - access.request_id if session is None else session.session_id
 
-    def settles(self, access: RequestAccess, places: Ints) -> bool:
-        del access, places
+    def settles(self, access: RequestAccess) -> bool:
+        del access
         return False  # it depends on the chunks where they go
 
-    def accessed(self, chunks: Chunks, access: RequestAccess) -> None:
+    def accessed(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         super().accessed(chunks, access)
-        is_shared = self._sessions[chunks.ids] != self._session(access)
-        self._share(chunks.where(is_shared), access)
+        session = self._session(access)
+        shared = [each for each in chunks if each.extent.session != session]
+        self._share(shared, access)
 
-    def _share(self, chunks: Chunks, access: RequestAccess) -> None:
+    def _share(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         """Note chunks of a request that another session uses, too."""
         del access
-        self._sessions[chunks.ids] = _SHARED
+        for extent, _ in chunks:
+            extent.session = _SHARED
 
-    def reach(self, num_places: int) -> None:
-        super().reach(num_places)
-        self._sessions = longer(self._sessions, num_places)
-
-    def inserted(self, chunks: Chunks, access: RequestAccess) -> None:
+    def inserted(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         super().inserted(chunks, access)
-        self._sessions[chunks.ids] = self._session(access)
-
-    def _is_shared(self, chunks: Chunks) -> Mask:
-        is_shared: Mask = self._sessions[chunks.ids] == _SHARED
-        return is_shared
+        for extent, _ in chunks:
+            extent.session = self._session(access)
 
     def _settle(
-        self, chunks: Chunks, access: RequestAccess, rank: int, shared_rank: int
+        self,
+        chunks: Sequence[Chunks],
+        access: RequestAccess,
+        rank: int,
+        shared_rank: int,
     ) -> None:
         """Rank the chunks of an ended request: its session's own, and shared ones."""
-        is_shared = self._is_shared(chunks)
-        is_ranked = self._owners(chunks.ids) == access.number
-        shared = chunks.where(is_shared & is_ranked)
-        if len(shared.ids):
-            self._move(shared, RequestAccess(), shared_rank)
-        self._move(chunks.where(~is_shared), access, rank)
+        shared = [each for each in chunks if each.extent.session == _SHARED]
+        own = [each for each in chunks if each.extent.session != _SHARED]
+        ranked = [each for each in shared if each.extent.owner is access]
+        if ranked:
+            self._move(ranked, RequestAccess(), shared_rank)
+        self._move(own, access, rank)
 
 
 class PinShared(_SessionPolicy):
@@ -83,23 +79,17 @@ class PinShared(_SessionPolicy):
         super().__init__(capacity)
         self._pinned = RequestAccess()
         self._pinned.rank = _LAST_RANK
-        self._pinned.number = self._next_number()
 
-    def _share(self, chunks: Chunks, access: RequestAccess) -> None:
+    def _share(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         super()._share(chunks, access)
         pinned = self._pinned
-        new = chunks.where(self._owners(chunks.ids) != pinned.number)
-        if len(new.ids):
-            self._take_over(set(self._owners(new.ids).tolist()), new, pinned)
-            self._rank(new, pinned)
-            self._list(new, pinned)
-            pinned.is_sorted = False
+        new = [each for each in chunks if each.extent.owner is not pinned]
+        self._take_over(new, pinned)
 
-    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+    def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         """Rank the request as LRU does, without its pinned chunks."""
-        if access.rank:
-            is_own = self._owners(chunks.ids) != self._pinned.number
-            self._move(chunks.where(is_own), access, self._next_rank())
+        own = [each for each in chunks if each.extent.owner is not self._pinned]
+        super().finished(own, access)
 
 
 class SessionEnd(_SessionPolicy):
@@ -108,7 +98,7 @@ class SessionEnd(_SessionPolicy):
     Clients say which request is the last of its session.
     """
 
-    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+    def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         session = access.session
         if session is None or session.returns_s < inf:
             super().finished(chunks, access)
@@ -124,7 +114,7 @@ class NextUse(_SessionPolicy):
     sessions use count as needed at once.
     """
 
-    def finished(self, chunks: Chunks, access: RequestAccess) -> None:
+    def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         if access.rank:
             session = access.session
             returns_s = inf if session is None else session.returns_s
@@ -148,7 +138,7 @@ class KeepTTL(LRUTierPolicy):
 
     ttl_s = 300.0
 
-    def evict(self, num_chunks: int, num_holds: Ints) -> Ints:
+    def evict(self, num_chunks: int, index: ExtentIndex) -> Ints:
         old: list[RequestAccess] = []
         num_old = 0
         for rank in self._ranks:
@@ -158,7 +148,8 @@ class KeepTTL(LRUTierPolicy):
             if access.end_s + self.ttl_s > self.now_s:
                 break
             old.append(access)
-            num_old += int(np.count_nonzero(num_holds[self._own(access)[0]] == 0))
+            free = {each.extent for each in access.ranked if not each.extent.holds}
+            num_old += sum(len(each) for each in free if each.owner is access)
             if num_old >= num_chunks:
-                return self._evict_of(old, num_chunks, num_holds)
+                return self._evict_of(old, num_chunks, index)
         return NO_INTS

@@ -16,6 +16,7 @@ from cache.tiers import (
     RequestAccess,
     TierHierarchy,
 )
+from cache.tiers.places import Keys
 from tests.hosted.test_conform import minor, pytestmark, why_missing
 
 __all__ = ["pytestmark"]
@@ -172,7 +173,7 @@ class _Beside:
     def look_up(self, request: Any) -> bool:
         """Look a request up in both; False where ours has a rule of its own."""
         access, context, keys, _ = request
-        found = self.ours.longest_prefix(keys, access, 0)
+        found = self.ours.longest_prefix(Keys.of(keys), access)
         if self.ours.num_lost_chunks:
             return False
         results, number, is_ready = self.base.LookupResult, 0, True
@@ -186,28 +187,29 @@ class _Beside:
         if number and is_ready and self.draw.random() < 0.7:
             part = keys[:number]
             spec = self.theirs.prepare_load([self.key(key) for key in part], context)
-            ids = self.host.prepare_load(part, access)
-            assert ids.tolist() == [int(each) for each in spec.block_ids]
+            hold = self.host.prepare_load(Keys.of(part), access)
+            ids = [int(each) for each in spec.block_ids]
+            assert hold.chunk_ids.tolist() == ids
             self.num_promoted += sum(self.ours.loaded(part, access).values())
-            self.loads.append((part, ids.tolist(), context))
+            self.loads.append((part, hold, context))
         return True
 
     def store(self, request: Any) -> None:
         access, context, keys, _ = request
         theirs = self.theirs.prepare_store([self.key(key) for key in keys], context)
-        ours = self.host.prepare_store(keys, access)
+        ours = self.host.prepare_store(Keys.of(keys), access)
         assert (ours is None) == (theirs is None)
         if ours is None:
             return
-        assert [self.key(key) for key in ours.keys.tolist()] == list(
+        assert [self.key(key) for key in ours.hold.numbers()] == list(
             theirs.keys_to_store
         )
         assert ours.chunk_ids.tolist() == [
             int(each) for each in theirs.store_spec.block_ids
         ]
-        if len(ours.keys):
+        if ours.spans:
             request[3] += 1
-            stored = ours.keys.tolist(), ours.chunk_ids.tolist(), request
+            stored = ours.hold.numbers(), ours.hold, request
             self.stores.append(stored)
 
     def leave(self, request: Any) -> None:
@@ -221,14 +223,14 @@ class _Beside:
     def end_copies(self) -> None:
         for part in [each for each in self.loads if self.draw.random() < 0.6]:
             self.loads.remove(part)
-            keys, ids, context = part
-            self.host.complete_load(ids)
+            keys, hold, context = part
+            self.host.complete_load(hold)
             self.theirs.complete_load([self.key(key) for key in keys], context)
         for stored in [each for each in self.stores if self.draw.random() < 0.6]:
             self.stores.remove(stored)
-            keys, ids, request = stored
-            self.host.complete_store(ids)
-            self.ours.stored(keys, ids, request[0])
+            keys, hold, request = stored
+            self.host.complete_store(hold)
+            self.ours.stored(hold, request[0])
             self.theirs.complete_store([self.key(key) for key in keys], request[1])
             request[3] -= 1
             if request[0].is_finished and not request[3]:

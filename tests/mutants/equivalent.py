@@ -19,14 +19,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "cache/sglang/radix_cache.py:RadixCache._look: `1` changed": (
         "a clock of which only the order is read"
     ),
-    "cache/tiers/access.py:RequestAccess.know: "
-    "`self._num_reached <= first < stop` by Lt": (
-        "the way for keys that may be known finds the same cells"
-    ),
-    "cache/tiers/lru.py:LRUTierPolicy.accessed: `len(earlier) < len(numbers)` by LtE": (
-        "chunks of all requests are all chunks"
-    ),
-    "cache/tiers/lru.py:LRUTierPolicy.inserted: `1` changed": "more room than needed",
     "cache/v1/groups/decodes.py:BlockDecodes._go_on: `num_left > 1` by GtE": (
         "it is not 1 there"
     ),

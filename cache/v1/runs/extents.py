@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cache.errors import require
-from cache.hashing import KEY_ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import numpy.typing as npt
-
-_MASK = 2**64 - 1  # keys may leave the 64 bits, and wrap
 
 
 class Extent:
@@ -65,14 +58,6 @@ class Extent:
         self.is_copy = False
         self.before: Extent | None = None
         self.after: Extent | None = None
-
-    def block_keys(self) -> npt.NDArray[np.int64]:
-        """Return an identity of each block, as `cache.hashing.BlockRuns` has it."""
-        assert self.key is not None
-        first = (self.key & -KEY_ALIGNMENT) + self.start
-        keys: npt.NDArray[np.int64] = np.arange(len(self.ids), dtype=np.int64)
-        keys += np.array(first & _MASK, np.uint64).astype(np.int64)
-        return keys
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cache.tiers.places import NO_INTS, as_ints
+from cache.tiers.extents import Hold
+from cache.tiers.places import NO_KEYS, as_ints
 from sim.errors import SchedulerError
 from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
@@ -219,8 +220,8 @@ class ConnectedVllmScheduler(VllmScheduler):
             self._all[theirs.req_id],
             gpu.block_indices[0],
             [int(each) for each in gpu.block_ids],
-            as_ints([int(each) for each in cpu.block_ids]),
-            NO_INTS,
+            Hold([], as_ints([int(each) for each in cpu.block_ids])),
+            NO_KEYS,
         )
         return job
 

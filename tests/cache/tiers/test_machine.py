@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.tiers import CPUTier, LookupResult, RequestAccess
+from cache.tiers.places import Keys
+
+if TYPE_CHECKING:
+    from cache.tiers.extents import Hold
 
 NUM_CHUNKS = 6
 PROMPTS = [[1, 2, 3, 4], [1, 2, 13, 14, 15], [21, 22, 23], [31, 32, 33, 34, 35, 36, 37]]
@@ -42,8 +46,8 @@ class TierMachine(RuleBasedStateMachine):
             max_tracker_size=4,
         )
         self.clients: list[Client] = []
-        self.stores: list[list[int]] = []
-        self.loads: list[list[int]] = []
+        self.stores: list[tuple[list[int], Hold]] = []
+        self.loads: list[tuple[list[int], Hold]] = []
         self.readers: dict[int, int] = {}  # -1: being written
         self.places: dict[int, int] = {}
         self.left: list[int] = []
@@ -128,14 +132,16 @@ class TierMachine(RuleBasedStateMachine):
         self.missed([key for key in missing if key not in client.missed])
         client.missed |= set(missing)
         self.note(client, [k for k in lot if k in missing or k in present], present)
-        prepared = self.tier.prepare_store(lot, client.access, first)
+        prepared = self.tier.prepare_store(
+            Keys.of(client.keys), client.access, first, first + len(lot)
+        )
         num_needed = max(len(missing) - (NUM_CHUNKS - len(self.readers)), 0)
         may_go = {k for k, n in self.readers.items() if n == 0} - set(lot)
         if missing and num_needed > len(may_go):
             assert prepared is None
             return
         assert prepared is not None
-        assert prepared.keys.tolist() == missing
+        assert prepared.hold.numbers() == missing
         evicted = self.choose(num_needed, may_go) if missing else []
         assert prepared.evicted_ids.tolist() == [self.places[key] for key in evicted]
         for key in evicted:
@@ -151,13 +157,13 @@ class TierMachine(RuleBasedStateMachine):
             self.wrote(client, key)
         client.inserted |= set(missing)
         assert prepared.chunk_ids.tolist() == [self.places[key] for key in missing]
-        self.stores.append(missing)
+        self.stores.append((missing, prepared.hold))
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def load(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(self.clients))
-        num_found, all_there = self.tier.longest_prefix(client.keys, client.access)
+        num_found, all_there = self.tier.longest_prefix(Keys.of(client.keys))
         states = [self.readers.get(key) for key in client.keys]
         assert num_found == next(
             (i for i, n in enumerate(states) if n is None), len(states)
@@ -167,26 +173,29 @@ class TierMachine(RuleBasedStateMachine):
             return
         first = data.draw(st.integers(0, num_found - 1))
         keys = client.keys[first:num_found]
-        ids = self.tier.prepare_load(keys, client.access, first)
-        assert ids.tolist() == [self.places[key] for key in keys]
+        hold = self.tier.prepare_load(
+            Keys.of(client.keys), client.access, first, num_found
+        )
+        assert hold.chunk_ids.tolist() == [self.places[key] for key in keys]
         for key in keys:
             self.readers[key] += 1
         self.note(client, keys, keys)
-        self.loads.append(keys)
+        self.loads.append((keys, hold))
 
     @precondition(lambda self: self.stores)
     @rule(data=st.data())
     def end_store(self, data: st.DataObject) -> None:
-        keys = self.stores.pop(data.draw(st.integers(0, len(self.stores) - 1)))
-        self.tier.complete_store([self.places[key] for key in keys])
+        number = data.draw(st.integers(0, len(self.stores) - 1))
+        keys, hold = self.stores.pop(number)
+        self.tier.complete_store(hold)
         for key in keys:
             self.readers[key] = 0
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
     def end_load(self, data: st.DataObject) -> None:
-        keys = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        self.tier.complete_load([self.places[key] for key in keys])
+        keys, hold = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.tier.complete_load(hold)
         for key in keys:
             self.readers[key] -= 1
 

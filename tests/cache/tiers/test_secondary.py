@@ -21,9 +21,10 @@ from cache.tiers import (
     TierHierarchy,
     TierJob,
 )
+from cache.tiers.places import Keys
 
 if TYPE_CHECKING:
-    from cache.tiers.places import Ints
+    from cache.tiers.extents import Hold
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 RATES: dict[str, float] = {"read_bytes_per_s": 10.0, "write_bytes_per_s": 5.0}
@@ -128,19 +129,22 @@ def test_a_chunk_comes_back_through_the_host() -> None:
     tiers = TierHierarchy(host, {"pool": PoolTier(10, capacity_bytes=80, **RATES)})
     first, second = RequestAccess(), RequestAccess()
     for place, keys in ((0, [1, 2]), (2, [3, 4])):
-        prepared = host.prepare_store(keys, first, place)
+        prepared = host.prepare_store(Keys.of(keys, place), first, place)
         assert prepared is not None
-        host.complete_store(prepared.chunk_ids)
-        tiers.stored(prepared.keys.tolist(), prepared.chunk_ids, first)
+        host.complete_store(prepared.hold)
+        tiers.stored(prepared.hold, first)
         assert host.num_evictable_chunks == 0  # until they have been written
         tiers.follow(tiers.now_s + 10.0)
         tiers.check()
-    assert tiers.longest_prefix([1, 2, 3], second, 0) == (2, False)  # there is no room
+    assert tiers.longest_prefix(Keys.of([1, 2, 3]), second) == (
+        2,
+        False,
+    )  # there is no room
     tiers.end_call()
     assert tiers.num_promoting_chunks == 2
     assert tiers.next_news_s(0.1) > tiers.now_s
     assert tiers.follow(tiers.next_news_s(0.1) + 10.0)
-    assert tiers.longest_prefix([1, 2], second, 0) == (2, True)
+    assert tiers.longest_prefix(Keys.of([1, 2]), second) == (2, True)
     assert tiers.loaded([1, 2], second) == {"pool": 2}
 
 
@@ -159,7 +163,7 @@ class HierarchyMachine(RuleBasedStateMachine):
             },
         )
         self.requests: list[tuple[RequestAccess, list[int]]] = []
-        self.loads: list[Ints] = []
+        self.loads: list[Hold] = []
 
     @rule(prompt=st.sampled_from([[1, 2], [1, 3, 4], [5, 6, 7]]))
     def arrive(self, prompt: list[int]) -> None:
@@ -169,18 +173,19 @@ class HierarchyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def store(self, data: st.DataObject) -> None:
         access, keys = data.draw(st.sampled_from(self.requests))
-        prepared = self.host.prepare_store(keys, access)
+        prepared = self.host.prepare_store(Keys.of(keys), access)
         if prepared is not None:
-            self.host.complete_store(prepared.chunk_ids)
-            self.tiers.stored(prepared.keys.tolist(), prepared.chunk_ids, access)
+            self.host.complete_store(prepared.hold)
+            self.tiers.stored(prepared.hold, access)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def look_up(self, data: st.DataObject) -> None:
         access, keys = data.draw(st.sampled_from(self.requests))
-        num_found, is_ready = self.tiers.longest_prefix(keys, access, 0)
+        num_found, is_ready = self.tiers.longest_prefix(Keys.of(keys), access)
         if is_ready and num_found:
-            self.loads.append(self.host.prepare_load(keys[:num_found], access))
+            found = Keys.of(keys[:num_found])
+            self.loads.append(self.host.prepare_load(found, access))
             self.tiers.loaded(keys[:num_found], access)
         self.tiers.end_call()
 
@@ -235,17 +240,17 @@ def test_who_leaves_a_pool_leaves_nothing_half_written() -> None:
     places = []
     for each, keys in zip(hierarchies, ([1, 2], [2, 3]), strict=True):
         access = RequestAccess()
-        prepared = each.host.prepare_store(keys, access)
+        prepared = each.host.prepare_store(Keys.of(keys), access)
         assert prepared is not None
-        each.host.complete_store(prepared.chunk_ids)
-        each.stored(keys, prepared.chunk_ids, access)
-        places.append(prepared.chunk_ids)
+        each.host.complete_store(prepared.hold)
+        each.stored(prepared.hold, access)
+        places.append(prepared.hold)
         each.check()
     assert pool.num_used_chunks == 3  # one is written once
     hierarchies[0].leave(0.5)
     hierarchies[0].check()
     assert hierarchies[0].host.num_reading_chunks == 0
-    hierarchies[0].stored([1, 2], places[0], RequestAccess())
+    hierarchies[0].stored(places[0], RequestAccess())
     assert hierarchies[1].follow(10.0) is False
     assert pool.num_used_chunks == 1
     assert pool.lookup(3, RequestAccess(), 10.0) is HIT

@@ -10,19 +10,20 @@ import pytest
 
 from cache.tiers import TIER_POLICIES, CPUTier, LookupResult, RequestAccess
 from cache.tiers.access import SessionHint
+from cache.tiers.places import Keys
 
 if TYPE_CHECKING:
-    from cache.tiers.places import Ints
+    from cache.tiers.extents import Hold
 
 OURS = ("pin_shared", "session_end", "next_use", "keep_ttl")
 
 
 def store(tier: CPUTier, access: RequestAccess, keys: list[int]) -> list[int] | None:
     """Store a prompt; return the places of what had to go, None if it was refused."""
-    prepared = tier.prepare_store(keys, access)
+    prepared = tier.prepare_store(Keys.of(keys), access)
     if prepared is None:
         return None
-    tier.complete_store(prepared.chunk_ids)
+    tier.complete_store(prepared.hold)
     tier.check()
     evicted: list[int] = prepared.evicted_ids.tolist()
     return evicted
@@ -106,7 +107,7 @@ def test_random_use_breaks_nothing(policy: str) -> None:
     draw = Random(policy)
     tier = CPUTier(12, eviction_policy=policy)
     living: list[tuple[RequestAccess, list[int]]] = []
-    loads: list[Ints] = []
+    loads: list[Hold] = []
     for now in range(1500):
         tier.policy.now_s = 100.0 * now
         session = draw.randrange(6)
@@ -118,9 +119,9 @@ def test_random_use_breaks_nothing(policy: str) -> None:
         elif living and draw.random() < 0.6:
             access, keys = draw.choice(living)
             store(tier, access, keys)
-            number, is_ready = tier.longest_prefix(keys, access)
+            number, is_ready = tier.longest_prefix(Keys.of(keys))
             if number and is_ready and draw.random() < 0.5:
-                loads.append(tier.prepare_load(keys[:number], access))
+                loads.append(tier.prepare_load(Keys.of(keys[:number]), access))
         elif living:
             access, _ = living.pop(draw.randrange(len(living)))
             access.end_s = tier.policy.now_s

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cache.tiers.places import Ints
+    from cache.tiers.extents import Hold
+    from cache.tiers.places import Ints, Keys
     from sim.scheduler.request import Request
 
 
@@ -42,8 +43,8 @@ class TransferJob:
         Place of the first of them in the request's table.
     block_ids
         On the GPU, in order.
-    chunk_ids, keys
-        Places at the other end, and what they hold; as columns.
+    hold, keys
+        Chunks at the other end, and those of the request's prompt.
     """
 
     job_id: int
@@ -51,8 +52,13 @@ class TransferJob:
     request: Request
     first_block: int
     block_ids: list[int]
-    chunk_ids: Ints
-    keys: Ints
+    hold: Hold
+    keys: Keys
+
+    @property
+    def chunk_ids(self) -> Ints:
+        """Places at the other end."""
+        return self.hold.chunk_ids
 
 
 @dataclass(slots=True)

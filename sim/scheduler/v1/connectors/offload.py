@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.tiers import RequestAccess
-from cache.tiers.places import NO_INTS
+from cache.tiers.places import NO_KEYS
 
 if TYPE_CHECKING:
     from cache.tiers.access import SessionHint
-    from cache.tiers.places import Ints
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import TransferJob
 
@@ -55,15 +54,12 @@ class Offload:
         request: Request,
         most_tokens: int,
         block_size: int,
-        chunk_tokens: int,
         session: SessionHint | None = None,
     ) -> None:
         self.request = request
-        self.access = RequestAccess(
-            request.request_id, session, request.num_tokens // chunk_tokens
-        )
+        self.access = RequestAccess(request.request_id, session)
         self.runs = request.tokens.block_runs(block_size)
-        self.keys: Ints = NO_INTS
+        self.keys = NO_KEYS
         self.next_chunk = 0
         self.most_tokens = most_tokens
         self.num_local_tokens = 0

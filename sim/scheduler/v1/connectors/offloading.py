@@ -6,10 +6,9 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cache.errors import require
-from cache.tiers import CPUTier, LookupResult, TierHierarchy
+from cache.tiers import CPUTier, TierHierarchy
+from cache.tiers.places import Keys
 from cache.tiers.sessions import KeepTTL
 from sim.scheduler.v1.connectors.base import (
     JobKind,
@@ -21,10 +20,9 @@ from sim.scheduler.v1.connectors.offload import Offload, limit_of
 from sim.scheduler.v1.connectors.watched import WatchedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from cache.tiers.access import SessionHint
-    from cache.tiers.places import Ints
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -167,7 +165,7 @@ class OffloadingConnector:
             limit = limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
             hint = self.hints.get(request.parent_id) if self.hints else None
-            offload = Offload(request, most, self._block_size, self._chunk_tokens, hint)
+            offload = Offload(request, most, self._block_size, hint)
             self._offloads[request] = offload
         return offload
 
@@ -175,7 +173,7 @@ class OffloadingConnector:
         """Return how many tokens beyond the local hit can be loaded, if it is known."""
         request, chunk_tokens = offload.request, self._chunk_tokens
         self._know_keys(offload, request.num_tokens)
-        most = len(offload.keys) * chunk_tokens
+        most = offload.keys.stop * chunk_tokens
         limit = limit_of(request, "max_load_tokens")
         if limit is not None:
             most = min(most, num_local + limit) // chunk_tokens * chunk_tokens
@@ -184,16 +182,10 @@ class OffloadingConnector:
         first, last = num_local // chunk_tokens, most // chunk_tokens
         keys, access = offload.keys, offload.access
         if self.behind is not None:
-            num_chunks, all_there = self.behind.longest_prefix(
-                keys[first:last].tolist(), access, first
-            )
-        elif self.tier.lookup(int(keys[first])) is LookupResult.MISS:
-            return 0  # most often
+            found = self.behind.longest_prefix(keys, access, first, last)
         else:
-            self.tier.meet(keys, access)
-            num_chunks, all_there = self.tier.longest_prefix(
-                keys[first:last], access, first
-            )
+            found = self.tier.longest_prefix(keys, first, last)
+        num_chunks, all_there = found
         if not num_chunks:
             return 0
         if not all_there:
@@ -204,26 +196,22 @@ class OffloadingConnector:
             return 0  # a part of a chunk is not loaded alone
         return None if self._is_loading(keys, first, last) else num_tokens
 
-    def _is_loading(self, keys: Ints, first: int, last: int) -> bool:
+    def _is_loading(self, keys: Keys, first: int, last: int) -> bool:
         """Whether a request waits for some of these chunks of another one."""
         for job in self._loading.values():
             start = job.first_block // self._blocks_per_chunk
             # Keys chain: two prompts that part never meet again.
-            at = max(first, start)
-            if at < min(last, start + len(job.keys)) and (
-                keys[at] == job.keys[at - start]
-            ):
+            at, stop = max(first, start), start + len(job.hold.chunk_ids)
+            if at < min(last, stop) and keys.has_in_common(at, job.keys):
                 return True
         return False
 
     def _know_keys(self, offload: Offload, num_tokens: int) -> None:
         """Extend the keys to the whole chunks of so many tokens."""
         num_chunks = num_tokens // self._chunk_tokens
-        keys, size = offload.keys, self._blocks_per_chunk
-        if num_chunks > len(keys):
-            blocks = offload.runs.block_keys(len(keys) * size, num_chunks * size)
-            more = blocks[size - 1 :: size]
-            offload.keys = np.concatenate([keys, more]) if len(keys) else more
+        if num_chunks > offload.keys.stop:
+            size = self._blocks_per_chunk
+            offload.keys = Keys.of_runs(offload.runs, num_chunks, size)
 
     def update_state_after_alloc(
         self, request: Request, block_ids: BlockIds, num_external_tokens: int
@@ -241,10 +229,10 @@ class OffloadingConnector:
         num_local, chunk_tokens = offload.num_local_tokens, self._chunk_tokens
         first = num_local // chunk_tokens
         last = (num_local + num_tokens) // chunk_tokens
-        keys = offload.keys[first:last]
-        chunk_ids = self.tier.prepare_load(keys, offload.access, first)
+        keys = offload.keys
+        hold = self.tier.prepare_load(keys, offload.access, first, last)
         if self.behind is not None:
-            moved = self.behind.loaded(keys.tolist(), offload.access)
+            moved = self.behind.loaded(keys.numbers(first, last), offload.access)
             for name, number in moved.items():
                 self._num_loaded[name] += number * chunk_tokens
         offload.next_chunk = last
@@ -252,7 +240,7 @@ class OffloadingConnector:
         kind = JobKind.SYNC_LOAD if offload.loads_in_step else JobKind.LOAD
         table = block_ids(first_block, last * self._blocks_per_chunk)
         job = TransferJob(
-            self._num_jobs, kind, offload.request, first_block, table, chunk_ids, keys
+            self._num_jobs, kind, offload.request, first_block, table, hold, keys
         )
         self._begin(job, offload)
         self._loads.append(job)
@@ -337,43 +325,31 @@ class OffloadingConnector:
         if last <= first:
             return None
         self._know_keys(offload, last * self._chunk_tokens)
-        self.tier.meet(offload.keys, offload.access)
-        keys = offload.keys[first:last]
-        prepared = self.tier.prepare_store(keys, offload.access, first)
+        keys, access = offload.keys, offload.access
+        prepared = self.tier.prepare_store(keys, access, first, last)
         if prepared is None:  # and offered again in the request's next batch
-            transfers.refused.append((offload.request, len(keys)))
+            transfers.refused.append((offload.request, last - first))
             return None
         offload.next_chunk = last
         transfers.evicted_lots.append(prepared.evicted_ids)
-        if not len(prepared.keys):
+        if not prepared.spans:
             return None
-        first_block, table = first * size, held[: len(keys) * size]
-        if len(prepared.keys) < len(keys):
-            starts = self._starts(keys, prepared.keys)
-            table = held[starts[0] : starts[-1] + size]
-            if len(table) > size * len(starts):
-                table = [each for at in starts for each in held[at : at + size]]
-            first_block += starts[0]
+        tables = [
+            held[(start - first) * size : (stop - first) * size]
+            for start, stop in prepared.spans
+        ]
         job = TransferJob(
             self._num_jobs,
             JobKind.STORE,
             offload.request,
-            first_block,
-            table,
-            prepared.chunk_ids,
-            prepared.keys,
+            prepared.spans[0][0] * size,
+            tables[0] if len(tables) == 1 else [*chain.from_iterable(tables)],
+            prepared.hold,
+            keys,
         )
         self._begin(job, offload)
         transfers.stores.append(job)
         return job
-
-    def _starts(self, keys: Ints, taken: Ints) -> Sequence[int]:
-        """Return where the chunks of a lot begin that were taken, in blocks."""
-        size, num_left = self._blocks_per_chunk, len(keys) - len(taken)
-        if keys[num_left] == taken[0]:  # all from there on
-            return range(num_left * size, len(keys) * size, size)
-        is_taken = set(taken.tolist())
-        return [i * size for i, key in enumerate(keys.tolist()) if key in is_taken]
 
     # -- ends -----------------------------------------------------------------
 
@@ -407,14 +383,13 @@ class OffloadingConnector:
             offload = self._offloads[job.request]
             del offload.jobs[job_id]
             if job.kind is JobKind.STORE:
-                self.tier.complete_store(job.chunk_ids)
+                self.tier.complete_store(job.hold)
                 if self.behind is not None:
-                    keys = job.keys.tolist()
-                    self.behind.stored(keys, job.chunk_ids, offload.access)
+                    self.behind.stored(job.hold, offload.access)
                 if offload.has_ended:
                     self._watched.remove(job)
             else:
-                self.tier.complete_load(job.chunk_ids)
+                self.tier.complete_load(job.hold)
                 self._loading.pop(job_id, None)
                 if job.kind is JobKind.LOAD:
                     received.append(job.request)

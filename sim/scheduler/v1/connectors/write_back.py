@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cache.tiers import RequestAccess
+from cache.tiers.places import Keys
 from cache.v1.runs.tables import RunTables
 from sim.errors import SchedulerError
 from sim.scheduler.v1.connectors.base import JobKind, TransferJob
@@ -115,24 +114,29 @@ class WriteBackConnector(OffloadingConnector):
 
     def _save(self, extent: Extent, now_s: float, transfers: StepTransfers) -> bool:
         """Offer the blocks of an extent; say whether they are stored, or were."""
-        keys, offered = extent.block_keys(), RequestAccess()
+        assert extent.key is not None
+        start, num_blocks = extent.start, len(extent.ids)
+        keys, offered = Keys([extent.key], [-start, num_blocks]), RequestAccess()
         prepared = self.tier.prepare_store(keys, offered)
         offered.end_s = now_s
-        if prepared is not None and len(prepared.keys):
+        if prepared is not None and prepared.spans:
             owner: Any = _Unowned()
-            offload = Offload(owner, 0, self._block_size, self._chunk_tokens)
+            offload = Offload(owner, 0, self._block_size)
             offload.access, offload.has_ended = offered, True
             self._offloads[owner] = offload
-            is_new = np.isin(keys, prepared.keys)
-            block_ids = np.array(extent.ids)[is_new].tolist()
+            block_ids = [
+                each
+                for first, stop in prepared.spans
+                for each in extent.ids[first:stop]
+            ]
             job = TransferJob(
                 self._num_jobs,
                 JobKind.STORE,
                 owner,
                 0,
                 block_ids,
-                prepared.chunk_ids,
-                prepared.keys,
+                prepared.hold,
+                keys,
             )
             self._begin(job, offload)
             self._watched.add(job)
