@@ -10,7 +10,7 @@ from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.hashing import BlockRuns
 from cache.v1.runs.pool import RunPool
 from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
-from cache.v1.tables import Found
+from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ class RunTables:
                         break
                 if end == limit:
                     break
-        return Found(position, num_revived, parts, starts)
+        return Found(position, num_revived, parts, starts) if parts else NOTHING_FOUND
 
     def num_cached(self, tokens: TokenIds, num_blocks: int) -> int:
         """Return how many of the first blocks are cached, to others than requests."""
@@ -256,10 +256,12 @@ class RunTables:
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
         self._num_registered += num_filled
-        append, register = self._append, self._register_filled
+        ids_to_pop, register = self._pool.ids_to_pop, self._register_filled
         for opening, filling in pairwise(rounds):
-            if opening:
-                append(opening.values())
+            if opening:  # as `_append`, which costs a call
+                pop = ids_to_pop(len(opening)).pop
+                for table in opening.values():
+                    table.unregistered.append(pop())
             if filling:
                 register(filling.values())
         return num_opened

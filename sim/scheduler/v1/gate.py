@@ -177,18 +177,20 @@ class Gate:
         groups, is_alone = self._groups, not self._running
         num_spare = 0 if is_alone else self.num_spare_blocks
         num_free = self._tables.num_free_blocks - num_spare
-        num_slots = min(num_tokens, self._most_slots)
-        num_all_slots = min(request.num_tokens, self._most_slots)
+        most_slots, num_whole = self._most_slots, request.num_tokens
+        num_slots = num_tokens if num_tokens < most_slots else most_slots
+        num_all_slots = num_whole if num_whole < most_slots else most_slots
         if groups is None:
             num_beside = found.num_revived - found.num_blocks
-            num_blocks = -(-num_slots // self._block_size) + num_beside
-            num_all = -(-num_all_slots // self._block_size) + num_beside
+            num_all = num_blocks = -(-num_slots // self._block_size) + num_beside
+            if num_slots < num_all_slots:
+                num_all = -(-num_all_slots // self._block_size) + num_beside
         else:
             needed = groups.num_needed_blocks
             num_blocks = needed(request, num_slots, found, is_whole=False)
             num_all = needed(request, num_all_slots, found, is_whole=True)
         reserves = self.reserves_all if is_alone else self.reserves_beside
-        num_needed = max(num_blocks, num_all) if reserves else num_blocks
+        num_needed = num_all if reserves and num_all > num_blocks else num_blocks
         num_steps = NEVER
         # Of a free block that was found, others may come to hold a copy.
         num_lacking = num_needed - found.num_revived + num_spare
