@@ -54,6 +54,9 @@ class Clock(simpy.Environment):
     turn: float = ARRIVAL_PRIORITY
     is_lone = False
 
+    def __init__(self, initial_time: float = 0.0) -> None:
+        super().__init__(initial_time)  # SimPy's own is an int, as results would show
+
     def next_turn_s(self) -> float:
         """Return when others have their turn next, in seconds."""
         queue = self._queue

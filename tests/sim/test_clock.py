@@ -56,6 +56,12 @@ def test_an_arrival_comes_before_a_step_end_of_the_same_instant() -> None:
     assert log == ["arrival", "step"]
 
 
+@pytest.mark.parametrize("kind", [Clock, LoneClock])
+def test_time_begins_as_the_float_that_it_is_later(kind: type[Clock]) -> None:
+    """What is away from the beginning on says so: an int is other bytes of JSON."""
+    assert type(kind().now) is float
+
+
 @pytest.mark.parametrize("time_s", [-1.0, float("nan")])
 def test_the_clock_never_goes_back(time_s: float) -> None:
     with pytest.raises(ValueError, match="the clock never goes back"):

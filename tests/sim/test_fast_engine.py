@@ -51,6 +51,7 @@ BEFORE_ARRIVALS = -1  # or ties would go by who asked first, which paths need no
 class CountingScheduler(V1Scheduler):
     """Counts the stretches that it takes."""
 
+    counts_blocks = True
     num_stretches = 0
     longest = 0
 
@@ -228,6 +229,21 @@ def test_an_observer_sees_how_far_decodes_are() -> None:
         run.engine.observe(7, look)
         run.finish()
     assert seen[True] == seen[False]
+
+
+def test_an_observer_sees_what_requests_hold_whose_blocks_are_counted() -> None:
+    run = Run(burst(12), fast=True)
+    tables, seen = run.scheduler.tables, []
+
+    def look(engine: Engine) -> None:
+        held = sum(map(run.scheduler.num_blocks, run.scheduler.running))
+        seen.append((held, tables.num_logical_blocks))
+
+    run.engine.observe(1, look)
+    run.finish()
+    assert tables.counts_only
+    assert max(seen) > (50, 50)
+    assert all(held == counted for held, counted in seen)
 
 
 def test_who_waits_for_an_answer_is_called_back_once() -> None:

@@ -358,7 +358,8 @@ class Holdings:
         return request.base_tokens + self.step - 1
 
     def num_blocks(self, request: Request) -> int:
-        return self.tables.num_blocks(request)
+        counts = getattr(self.tables, "counts_only", False)
+        return (self._num_needed_blocks if counts else self.tables.num_blocks)(request)
 
     def num_shared_tokens(self, request: Request) -> int:
         return self.tables.num_shared_blocks(request) * self.block_size
