@@ -73,13 +73,21 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     --------
     >>> short_names(["engine.gpu", "workload.a.name", "workload.b.name"])
     {'engine.gpu': 'gpu', 'workload.a.name': 'a.name', 'workload.b.name': 'b.name'}
+    >>> short_names(["fleet.router.kind", "fleet.pools.0.replicas"])
+    {'fleet.router.kind': 'router.kind', 'fleet.pools.0.replicas': 'replicas'}
     """
     return {key: _short(key, keys) for key in keys}
 
 
+_OF_WHAT = frozenset({"kind", "name", "path"})
+"""Keys that say nothing without their table."""
+
+
 def _short(key: str, keys: Sequence[str]) -> str:
     parts = key.split(".")
-    for num in range(1, len(parts)):
+    for num in range(1 + (parts[-1] in _OF_WHAT), len(parts)):
+        if parts[-num].isdigit():
+            continue
         end = ".".join(parts[-num:])
         if sum(f".{other}".endswith(f".{end}") for other in keys) == 1:
             return end

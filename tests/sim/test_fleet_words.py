@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sim.cli.output.run import print_summary
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.results import fleets
+from sim.results.differences import short_names
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.studies.planning.spec import parse_prices
@@ -136,3 +138,35 @@ def test_the_usage_of_engines_that_were_there() -> None:
     )
     whole = Simulation(parse_config(data_of(TIGHT, fleet_of(2, "round_robin")))).run()
     assert "kv_cache_usage_mean_up" not in whole.summary
+
+
+def mixed() -> Any:
+    pools = [
+        {"name": "main", "replicas": 1},
+        {"name": "big", "replicas": 1, "engine": {"num_gpu_blocks_override": 90}},
+    ]
+    fleet = fleet_of(1, "round_robin") | {"pools": pools}
+    return Simulation(parse_config(data_of(TIGHT, fleet))).run()
+
+
+def test_pools_of_several_sizes_are_both_told() -> None:
+    rows = dict(summary_rows(mixed().summary))
+    assert rows["KV cache"].startswith("70 blocks and 90 blocks of 16 tokens; usage")
+    assert rows["pool big"].startswith("1 engine of 90 blocks, ")
+
+
+def test_an_interrupted_run_counts_what_it_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = mixed().summary | {"unsent": 40}
+    print_summary(summary, tmp_path, 0.5)
+    assert "0.50 s (40 requests/s)" in capsys.readouterr().out  # 20 of 60
+
+
+def test_a_difference_is_named_so_that_one_knows_of_what() -> None:
+    keys = ["fleet.router.kind", "fleet.pools.0.replicas", "fleet.pools.1.replicas"]
+    assert short_names(keys) == {
+        "fleet.router.kind": "router.kind",
+        "fleet.pools.0.replicas": "pools.0.replicas",
+        "fleet.pools.1.replicas": "pools.1.replicas",
+    }

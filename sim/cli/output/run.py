@@ -39,7 +39,8 @@ def run_reporter(show: ShowProgress) -> Callable[[Progress], None]:
 
 
 def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) -> None:
-    rate = summary["num_requests"] / loop_s if loop_s > 0 else 0.0
+    num_sent = summary["num_requests"] - summary["unsent"]
+    rate = num_sent / loop_s if loop_s > 0 else 0.0
     took = ("simulated in", f"{loop_s:.2f} s ({rate:,.0f} requests/s)")
     console = output_console()
     console.print(Text(summary["title"], style="bold"))

@@ -12,7 +12,6 @@ from sim.config.tables import parse_config
 from sim.costs.at_bound import AtBound
 from sim.results.metrics import SERVED
 from sim.results.objectives import Objective
-from sim.results.recorder import Recorder
 from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.engine.loop import Engine
-    from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
     from sim.simulation.pools import Pool
@@ -273,13 +271,6 @@ class _TrialSimulation(Simulation):
         self._bound = bound
         self._keeps_steps = keeps_steps
         super().__init__(config, specs=specs)
-
-    def _make_recorder(self) -> Recorder | RankRecorders:
-        if len(self.schedulers) > 1 or self.config.fleet is not None:
-            return super()._make_recorder()
-        return Recorder(
-            keeps_steps=self._keeps_steps, front_end_s=self.config.front_end_s
-        )
 
     def record(self) -> Recording:
         """Run to the end, or until it is stopped; no summary, which takes time."""

@@ -26,7 +26,7 @@ from sim.views.report.sections.latency import distributions, percentiles
 from sim.views.report.sections.summary import numbers_table, sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sim.views.explore.base import Base, Settings
     from sim.views.explore.kept import Kept, LiveRun
@@ -195,6 +195,15 @@ def _state(holds: bool) -> str:
     return "holds" if holds else "fails"
 
 
+def _blocks(summary: Mapping[str, Any], num_engines: int) -> str:
+    """Say of what the usage is the highest."""
+    pools = summary.get("pools", ())
+    if len({pool["num_gpu_blocks"] for pool in pools}) > 1:
+        return "of the blocks of an engine"
+    told = f"of {summary['num_gpu_blocks']:,} blocks"
+    return told + (" on each engine" if num_engines > 1 else "")
+
+
 def _number_tiles(now: Kept, pinned: Kept | None) -> Iterable[dict[str, str]]:
     s = now.summary
     preempted = f"{s['num_requests_preempted']:,}"
@@ -202,8 +211,7 @@ def _number_tiles(now: Kept, pinned: Kept | None) -> Iterable[dict[str, str]]:
         "num_preemptions": f"of {preempted} of {s['num_requests']:,} requests"
         if s["num_preemptions"]
         else f"of {s['num_requests']:,} requests",
-        "kv_cache_usage_max": f"of {s['num_gpu_blocks']:,} blocks"
-        + (" on each engine" if now.num_engines > 1 else ""),
+        "kv_cache_usage_max": _blocks(s, now.num_engines),
         "num_waiting_max": f"mean {s['num_waiting_mean']:.1f}",
         "output_throughput": f"{s['request_throughput']:.3g} of "
         f"{s['request_rate']:.3g} requests/s served"

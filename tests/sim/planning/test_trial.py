@@ -196,3 +196,34 @@ def test_a_part_warms_up_as_long_as_the_whole(
     num_some = len(requests_of(trial)[1])
     num_counted = perform(trial).num_requests
     assert num_counted == num_some - int(num_some * expected)
+
+
+def test_an_engine_with_host_memory_loads_in_a_trial_as_in_a_run() -> None:
+    session = {
+        "kind": "chat",
+        "num_sessions": 30,
+        "arrivals": {"kind": "poisson", "rate": 3.0},
+        "turns": {"kind": "fixed", "number": 4},
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 900},
+        "prompt_tokens": {"kind": "fixed", "tokens": 60},
+        "output_tokens": {"kind": "fixed", "tokens": 20},
+        "think_s": {"kind": "fixed", "value_s": 4.0},
+    }
+    run = {
+        "workload": {"sessions": session},
+        "engine": {
+            "model": "meta-llama/Llama-3.1-8B",
+            "gpu": "l40s",
+            "enable_prefix_caching": True,
+            "num_gpu_blocks_override": 400,
+            "max_model_len": 4096,
+            "kv_offloading_size": 4,
+        },
+        "cost_intervals": False,
+    }
+    summary = simulate(parse_config(run)).summary
+    assert summary["external_prefix_cache_hits"] > 0
+    seen = perform(Trial(run, parse_objectives({"p95_ttft_ms": 2000})))
+    assert seen.num_requests == summary["completed"] == 120
+    assert not seen.is_overloaded
+    assert seen.values["p95_ttft_ms"] == pytest.approx(summary["p95_ttft_ms"])
