@@ -135,7 +135,8 @@ def run_pool_hits(requests: Iterable[RequestSpec], num_gpu_blocks: int) -> int:
         found = tables.find(served, num_tokens)
         num_hits += found.num_blocks
         tables.begin(served, num_tokens, found)
-        tables.extend(served, num_tokens + spec.num_output_tokens - 1)
+        num_tokens += spec.num_output_tokens - 1
+        tables.extend_known(served, num_tokens, num_tokens)
         tables.free(served)
     return num_hits
 
