@@ -192,18 +192,19 @@ class IdTables:
     def append_blocks(self, tables: Collection[list[int]]) -> None:
         num_blocks = len(tables)
         if self._counts_only:
-            self.take(num_blocks)
-            return
-        if not self._is_stack or self._observer is not None:
+            if num_blocks > self.num_free_blocks:
+                raise self._lack_of_blocks(num_blocks)
+        elif not self._is_stack or self._observer is not None:
             block_ids = self.take(num_blocks)
             for table, block_id in zip(tables, block_ids, strict=True):
                 table.append(block_id)
             return
-        if num_blocks > len(self._free):
-            self._add_unused(num_blocks)
-        pop = self._free.pop
-        for table in tables:
-            table.append(pop())
+        else:
+            if num_blocks > len(self._free):
+                self._add_unused(num_blocks)
+            pop = self._free.pop
+            for table in tables:
+                table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
 
@@ -215,20 +216,21 @@ class IdTables:
         while len(rounds) < num_rounds:
             rounds += buckets[: num_rounds - len(rounds)]
         sizes = [*map(len, rounds)]
+        num_blocks = sum(sizes)
         if self._counts_only:
-            self.take(sum(sizes))
-            return sizes
-        if not self._is_stack or self._observer is not None:
+            if num_blocks > self.num_free_blocks:
+                raise self._lack_of_blocks(num_blocks)
+        elif not self._is_stack or self._observer is not None:
             for opening in rounds:
                 self.append_blocks(opening.values())
             return sizes
-        num_blocks = sum(sizes)
-        if num_blocks > len(self._free):
-            self._add_unused(num_blocks)
-        pop = self._free.pop
-        for opening in rounds:  # quicker than a chain of a few
-            for table in opening.values():
-                table.append(pop())
+        else:
+            if num_blocks > len(self._free):
+                self._add_unused(num_blocks)
+            pop = self._free.pop
+            for opening in rounds:  # quicker than a chain of a few
+                for table in opening.values():
+                    table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
         return sizes
