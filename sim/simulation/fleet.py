@@ -225,7 +225,9 @@ class Fleet:
         if any(pool.shared_tiers for pool in self.pools):
             return None
         router, requests = self.router, requests_of(factory, self._specs)
-        if type(router) in BLIND:
+        # One that knows when its share ends would end before its last stores begin.
+        keeps_on = any(pool.engine.has_tier for pool in self.pools)
+        if type(router) in BLIND and not keeps_on:
             deal = Deal(requests, router.choose)
             return EnginesApart(
                 self.env,

@@ -138,6 +138,23 @@ def test_a_dead_engine_lets_go_of_the_pool_and_finds_it_again(rate: float) -> No
     assert again.any()  # its host was empty, the pool was not
 
 
+def test_engines_that_have_served_their_share_still_store_it() -> None:
+    """They do not know that it was the last of it, whoever deals."""
+    workload = {
+        "num_requests": 12,
+        "arrivals": {"kind": "poisson", "rate": 2.0},
+        "prompt_tokens": {"kind": "uniform", "low": 300, "high": 900},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 4},
+    }
+    data = {"workload": {"synthetic": workload}, "engine": ENGINE, "fleet": fleet(5)}
+    told = [
+        Simulation(parse_config(data), stepwise=stepwise).run().summary
+        for stepwise in (False, True)
+    ]
+    stored = [each["stored_blocks"] for each in told]
+    assert stored[0] == stored[1] > 0
+
+
 def test_what_a_dead_engine_held_is_gone() -> None:
     events = [
         {"time_s": 1.2, "kind": "die", "engine": 1},
