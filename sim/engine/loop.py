@@ -137,7 +137,9 @@ class Engine:
         self._admission_error: Callable[[Request], str | None] = (
             scheduler.admission_error if admission_check else _no_error
         )
-        self._add_request: Callable[[Request], object] = scheduler.add_request
+        self._add_request: Callable[[Request], object] = (
+            scheduler.add_request if self._is_clocked else self._hand_over
+        )
         self._num_unquestioned_tokens: int = (
             getattr(scheduler, "num_unquestioned_tokens", 0) if self._is_clocked else 0
         )
@@ -189,6 +191,10 @@ class Engine:
             self._wake_up()
         else:
             self._reject(request, error)
+
+    def _hand_over(self, request: Request) -> None:
+        """Add it to a queue that the scheduler may have replaced by another."""
+        self.scheduler.add_request(request)
 
     def abort(self, request: Request, reason: str, *, goes_on: bool = False) -> None:
         """Withdraw a request before the next scheduler call, if it is unfinished.
