@@ -187,9 +187,7 @@ def _built_cost_model(
         "copied_block_bytes": copied_block_bytes,
         "swap_rule": engine.generation.swap,
         "enforce_eager": engine.enforce_eager,
-        "graph_rule": GraphRule()
-        if engine.enforce_eager
-        else rule_of(engine.generation.graphs, engine.version),
+        "graph_rule": graph_rule(engine),
         "graph_sizes": graph_sizes(engine),
         **_links(config),
     }
@@ -213,6 +211,15 @@ def _refuse_gone(cost: Mapping[str, Any]) -> None:
                 f"cost.{key} is gone: an all-reduce costs what its size and the link "
                 f"say; name engine.interconnect, or give cost.link_bytes_per_s"
             )
+
+
+def graph_rule(engine: EngineConfig) -> GraphRule:
+    """Return which steps are graphs: of sizes that are given, none beyond the last."""
+    if engine.enforce_eager:
+        return GraphRule()
+    rule = rule_of(engine.generation.graphs, engine.version)
+    sizes = graph_sizes(engine)
+    return replace(rule, max_tokens=sizes[-1]) if sizes else rule
 
 
 def graph_sizes(engine: EngineConfig) -> tuple[int, ...]:

@@ -114,3 +114,12 @@ def test_a_mixed_step_may_wait_for_the_host_in_either_clock():
     late_s = launched.step(shape).total_s - plain.step(shape).total_s
     gpu_s = plain.step(shape).total_s - plain.host_part_s(5)
     assert late_s == pytest.approx(100e-4 - gpu_s, rel=1e-9)
+
+
+def test_a_step_beyond_the_sizes_that_are_given_is_no_graph():
+    data = config() | {"cost": {"kind": "roofline", "launch_s": 95e-6}}
+    data["engine"] |= {"cudagraph_capture_sizes": [8, 64], "async_scheduling": False}
+    made = make_cost_model(parse_config(data), LLAMA_8B, load_gpu("h100_sxm"))
+    within, beyond = (made.launching_s(tokens, 1) for tokens in (64, 65))
+    assert within == pytest.approx(9.5e-3)
+    assert beyond == pytest.approx(made.describe()["launches_s"])
