@@ -305,9 +305,9 @@ class Replicas(Engines):
                 new.observe(every_steps, observer)
 
     def _hand_over_held(self) -> None:
-        held, self._held = self._held, deque()
-        for request in held:
-            self.submit(request)
+        # One by one: a refused one must not end a run in which others are held.
+        for _ in range(len(self._held)):
+            self.submit(self._held.popleft())
 
     def _move(self, place: int, state: ReplicaState) -> None:
         """Change the state of a replica, and say so to the router."""

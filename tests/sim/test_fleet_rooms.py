@@ -473,6 +473,29 @@ def is_conserved(case: tuple[dict[str, Any], dict[str, Any], float]) -> None:
     assert summary["completed"] + gone == 40
 
 
+def test_a_refused_request_ends_no_run_in_which_others_are_held() -> None:
+    """All 40 wait for a prefiller; the first prompt is one that none can serve."""
+    events = [
+        {"time_s": 0.125, "kind": "drain", "engine": 0},
+        {"time_s": 0.125, "kind": "drain", "engine": 1},
+        {"time_s": 1.0, "kind": "die", "engine": 2},
+        {"time_s": 1.5, "kind": "start", "engine": 0},
+    ]
+    fleet = fleet_of(
+        events=events,
+        links={"bytes_per_s": 1e8, "handshake_s": 0.0},
+        connector={"num_reserved_decode_tokens": 512},
+    )
+    engine = TIGHT | {
+        "max_total_tokens": 800,
+        "page_size": 1,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "async_scheduling": False,
+    }
+    is_conserved((fleet, engine, 0.0))
+
+
 @settings(max_examples=6, deadline=None)
 @given(histories())
 def test_no_request_and_no_slot_is_lost(case: Any) -> None:

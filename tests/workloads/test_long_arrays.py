@@ -26,6 +26,7 @@ from workloads.long_arrays import (
 def test_long_arrays_lie_in_files_that_go() -> None:
     short, long = np.arange(10), np.arange(long_arrays.SPILLED_BYTES // 8)
     assert spilled(short) is short
+    gc.collect()  # what other tests left open
     before = _open_files()
     mapped = spilled(long)
     assert np.array_equal(mapped, long)
