@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,7 +15,7 @@ from sim.config.pairs import (
     check_roles,
 )
 from sim.config.types import ConfigTable, Kind
-from sim.hardware.gpus import price_name
+from sim.hardware.gpus import price_name, priced_by_name
 
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
@@ -63,19 +62,12 @@ class PricesTable(ConfigTable):
     @model_validator(mode="after")
     def _priced_once(self) -> PricesTable:
         """Refuse two spellings of one GPU."""
-        names = Counter(price_name(gpu) for gpu in self.per_gpu_hour)
-        for gpu, number in names.items():
-            if number > 1:
-                raise ValueError(
-                    f"per_gpu_hour: {gpu} has {number} prices, by several spellings; "
-                    f"keep one"
-                )
+        priced_by_name(self.per_gpu_hour)
         return self
 
     def of(self, gpu: str) -> float | None:
         """Return the price of a GPU an hour, however its name is spelled."""
-        by_name = {price_name(name): each for name, each in self.per_gpu_hour.items()}
-        return by_name.get(price_name(gpu))
+        return priced_by_name(self.per_gpu_hour).get(price_name(gpu))
 
 
 _EVENTS: Final = ("die", "drain", "start", "slow")

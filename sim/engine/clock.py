@@ -141,8 +141,7 @@ class LoneClock(Clock):
         ):
             self._go()
         self._limit_s = inf
-        if time_s > self._now or priority > self.turn:
-            self._now, self.turn = time_s, priority
+        self._now, self.turn = max((self._now, self.turn), (time_s, priority))
 
     def run_out(self) -> None:
         """Let all happen."""
@@ -152,6 +151,8 @@ class LoneClock(Clock):
     def _go(self) -> None:
         """Let the process have its turn."""
         now_s, turn = self.next_s, self._next_priority
+        if now_s < self._now:
+            raise ValueError(f"the clock never goes back: now {self._now}, got {now_s}")
         if now_s > self._now or turn > self.turn:
             self._now, self.turn = now_s, turn
         self.next_s = inf

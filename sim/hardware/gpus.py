@@ -217,6 +217,26 @@ def price_name(gpu: str | Path) -> str:
     return _SPELLINGS.get(_spelling(str(gpu)), Path(gpu).name)
 
 
+def priced_by_name(prices: Mapping[str, float]) -> dict[str, float]:
+    """Return prices by `price_name`, however GPUs are spelled.
+
+    Raises
+    ------
+    ConfigError
+        If one GPU has several prices.
+    """
+    by_name: dict[str, float] = {}
+    for gpu, price in prices.items():
+        name = price_name(gpu)
+        if name in by_name:
+            raise ConfigError(
+                f"per_gpu_hour: {name} has several prices, by several spellings; "
+                f"keep one"
+            )
+        by_name[name] = float(price)
+    return by_name
+
+
 def load_gpu(name: str | Path) -> GpuSpec:
     """Return a built-in datasheet by name, or the one of a YAML or JSON file by path.
 

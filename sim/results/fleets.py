@@ -113,7 +113,9 @@ def gpu_hours(
         told["kv_cache_usage_mean_up"] = used_s / added(up_s)
     if prices is not None:
         for pool in pools:
-            pool["cost"] = pool["gpu_hours"] * (prices.of(pool["gpu"]) or 0.0)
+            price = prices.of(pool["gpu"])
+            assert price is not None, pool["gpu"]  # the configuration was refused
+            pool["cost"] = pool["gpu_hours"] * price
         told |= {
             "cost_of_gpus": added(pool["cost"] for pool in pools),
             "currency": prices.currency,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from sim.results.metrics import (
 )
 from sim.scheduler.v1.dialect import dialect_of
 from workloads.columns import RequestColumns, largest
+from workloads.traces import TRACE_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -195,7 +197,8 @@ def rounded_times_warnings(
     trace, fleet = config.workload.trace, config.fleet
     if fleet is None or fleet.num_engines == 1 or trace is None:
         return []
-    if trace["kind"] != "mooncake" or trace.get("spread_arrivals", False):
+    reader = TRACE_READERS.get(trace["kind"])
+    if reader is None or "spread_arrivals" not in signature(reader).parameters:
         return []
     times_s = (
         specs.arrival_s

@@ -58,7 +58,7 @@ def test_an_arrival_comes_before_a_step_end_of_the_same_instant() -> None:
 
 @pytest.mark.parametrize("kind", [Clock, LoneClock])
 def test_time_begins_as_the_float_that_it_is_later(kind: type[Clock]) -> None:
-    """What is away from the beginning on says so: an int is other bytes of JSON."""
+    """An engine absent from the start writes this time: an int has other JSON bytes."""
     assert type(kind().now) is float
 
 

@@ -23,7 +23,7 @@ from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
-from sim.hardware.gpus import price_name
+from sim.hardware.gpus import price_name, priced_by_name
 from sim.results.objectives import Objective, parse_objectives
 
 if TYPE_CHECKING:
@@ -106,12 +106,10 @@ def parse_prices(table: Any) -> Prices:
             )
     host, link = (float(table.get(key, 0.0)) for key in _PER_MORE)
     texts = {key: str(table[key]) for key in _PRICE_KEYS[:3] if key in table}
-    rates = {price_name(gpu): float(p) for gpu, p in table["per_gpu_hour"].items()}
-    if len(rates) < len(table["per_gpu_hour"]):
-        raise ConfigError(
-            f"prices.per_gpu_hour: {', '.join(map(str, table['per_gpu_hour']))} name a "
-            f"GPU twice; keep one price of each"
-        )
+    try:
+        rates = priced_by_name(table["per_gpu_hour"])
+    except ConfigError as error:
+        raise ConfigError(f"prices.{error}") from None
     return Prices(rates, host, link, **texts)
 
 

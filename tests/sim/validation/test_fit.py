@@ -1,4 +1,4 @@
-"""What a fitted term may be, and what it is not."""
+"""A fit refuses a term beyond reason, and warns of one that explains little."""
 
 from __future__ import annotations
 
