@@ -221,7 +221,11 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
                 if isinstance(error, ValidationError)
                 else str(error)
             )
-            hint = "; write numbers as 16 or 1.0e-3" if isinstance(value, str) else ""
+            hint = ""
+            if isinstance(value, str):
+                is_flag = hints[name] is bool
+                written = "true or false" if is_flag else "numbers as 16 or 1.0e-3"
+                hint = f"; write {written}"
             raise ConfigError(f"{where}.{name}: {rule}, got {value!r}{hint}") from error
     return typed
 

@@ -171,3 +171,15 @@ def test_a_difference_is_named_so_that_one_knows_of_what() -> None:
         "fleet.pools.0.replicas": "pools.0.replicas",
         "fleet.pools.1.replicas": "pools.1.replicas",
     }
+
+
+def test_a_flag_is_told_to_be_true_or_false() -> None:
+    trace = {"kind": "mooncake", "path": "t.jsonl", "spread_arrivals": "maybe"}
+    config = parse_config(
+        {
+            "workload": {"trace": trace},
+            "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100_sxm"},
+        }
+    )
+    with pytest.raises(ConfigError, match="got 'maybe'; write true or false"):
+        Simulation(config)
