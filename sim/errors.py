@@ -31,5 +31,9 @@ class SchedulerError(UserError):
     """A scheduler that was set up wrongly, or does not serve what it was given."""
 
 
+class EngineDiedError(SchedulerError):
+    """What a real engine dies of, in its own words."""
+
+
 class SwapSpaceError(UserError):
     """A preempted group that must be swapped out, and a CPU pool without room."""

@@ -26,6 +26,8 @@ from sim.scheduler.v1 import V1
 from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.scheduler.generation import Generation
 
 OWN_NAMES = {SGLANG.name: read_arguments}
@@ -168,6 +170,25 @@ class EngineConfig(ConfigTable):
             pipeline_parallel_size=self.pipeline_parallel_size,
             draft_method=None if drafts is None else drafts.method,
         )
+
+    def shared_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the table of an engine that has keys of its own, beside this one.
+
+        One of another generation shares what stands here at no default: release and
+        defaults belong to the generation.
+        """
+        shared = self.model_dump()
+        other = _generation_in({**shared, **own})
+        if other is not None and other is not self.generation:
+            defaults = {
+                **{
+                    name: each.default for name, each in type(self).model_fields.items()
+                },
+                **self.generation.defaults,
+            }
+            shared = {k: v for k, v in shared.items() if v != defaults[k]}
+            shared.pop("engine_version", None)
+        return {**shared, **own}
 
     @model_validator(mode="before")
     @classmethod

@@ -20,7 +20,6 @@ from sim.hardware.gpus import price_name, priced_by_name
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
     "model": "a router sends any request to any engine",
-    "scheduler": "pools of several generations are not built",
 }
 """Keys of the engine that all pools share, and why."""
 

@@ -96,6 +96,12 @@ class RunConfig(ConfigTable):
                 f"fleet.pools.{place}.role: prefill and decode pools are built of the "
                 f"v1 and sglang generations, got {name}; set engine.scheduler to one"
             )
+        flow = self.engine_of(fleet.pools[0]).generation.kv_flow
+        if own.kv_flow != flow:
+            raise ValueError(
+                f"fleet.pools.{place}.role: prompts are handed on between engines of "
+                f"one generation, got {name}; set engine.scheduler for all pools"
+            )
         given = {key: getattr(fleet, key) for key in PAIR_KEYS}
         try:
             check_flow(own.kv_flow, name, given)
@@ -139,10 +145,14 @@ class RunConfig(ConfigTable):
 
     def engine_of(self, pool: PoolTable) -> EngineConfig:
         """Return the engines of a pool: what all share, and the pool's own keys."""
-        engine = self.engine
-        if pool.engine:
-            engine = EngineConfig.model_validate(engine.model_dump() | pool.engine)
-        return engine
+        if not pool.engine:
+            return self.engine
+        return EngineConfig.model_validate(self.engine.shared_with(pool.engine))
+
+    def engines(self) -> list[EngineConfig]:
+        """Return the engine of each pool, or the only one."""
+        pools = self.fleet.pools if self.fleet else ()
+        return [self.engine_of(pool) for pool in pools] or [self.engine]
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""

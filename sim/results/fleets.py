@@ -32,14 +32,21 @@ def title(config: RunConfig) -> str:
     assert config.fleet is not None
     num_engines = config.fleet.num_engines
     at_first = sum(pool.replicas for pool in config.fleet.pools)
-    engines = [config.engine_of(pool) for pool in config.fleet.pools]
-    gpus = dict.fromkeys(gpus_of(each) for each in engines)
+    gpus = dict.fromkeys(map(gpus_of, config.engines()))
     router = Path(str(config.fleet.router["kind"])).name
     plural = "s" * (num_engines > 1)
     number = f"{num_engines}"
     if config.fleet.autoscaler:
         number = f"{at_first}, at most {num_engines}"
     return f"{number} engine{plural} of {' and '.join(gpus)} behind {router}"
+
+
+def pool_size(pool: Mapping[str, Any]) -> str:
+    """Return the KV cache of an engine of a pool in words."""
+    number, size = pool["num_gpu_blocks"], pool["block_size"]
+    if size == 1:
+        return f"{number:,} tokens"
+    return f"{number:,} blocks of {size:,} tokens"
 
 
 def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             preempted = pool["num_preemptions"]
             text = (
                 f"{pool['replicas']} engine{'s' * (pool['replicas'] != 1)} of "
-                f"{pool['num_gpu_blocks']:,} blocks, {served}, KV cache usage "
+                f"{pool_size(pool)}, {served}, KV cache usage "
                 f"{pool['kv_cache_usage_mean']:.1%}, {preempted:,} "
                 f"preemption{'s' * (preempted != 1)}"
             )

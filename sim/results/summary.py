@@ -153,7 +153,7 @@ def scheduler_warnings(
     return [
         f"max_model_len is {used.max_model_len:,} instead of "
         f"{estimated.max_model_len:,}: the longest sequence that the "
-        f"{scheduler_name(config)} scheduler can always bring to an end with "
+        f"{scheduler_name(config.engine)} scheduler can always bring to an end with "
         f"{used.num_gpu_blocks:,} blocks, its watermark and "
         f"{used.max_num_batched_tokens:,} max_num_batched_tokens"
     ]
@@ -283,36 +283,51 @@ def stall_warning(scheduler: Scheduler) -> str:
     )
 
 
-def scheduler_name(config: RunConfig) -> str:
+def release_name(engine: EngineConfig) -> str:
+    """Return the name of its scheduler, and the release."""
+    return f"{scheduler_name(engine)} {engine.version}"
+
+
+def scheduler_name(engine: EngineConfig) -> str:
     """Return the generation's name, or that of the user's class."""
-    kind = config.engine.scheduler
+    kind = engine.scheduler
     return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
 
 
 def scheduling(engines: Iterable[EngineConfig], numbers: Mapping[str, Any]) -> str:
     """Return how steps follow each other in the engines of each pool, in words."""
-    return "; ".join(dict.fromkeys(_scheduling(each, numbers) for each in engines))
+    engines = [*engines]
+    ahead = [engine for engine in engines if engine.schedules_ahead]
+    ways = [_ahead_in_words(ahead, numbers)] if ahead else []
+    for engine in engines:
+        if not engine.schedules_ahead:
+            num_stages = engine.pipeline_parallel_size
+            pipeline = f", {num_stages} steps in flight in a pipeline"
+            ways.append(f"synchronous scheduling{pipeline if num_stages > 1 else ''}")
+    return "; ".join(dict.fromkeys(ways))
 
 
-def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
-    num_stages = engine.pipeline_parallel_size
-    if engine.schedules_ahead:
-        known = (
-            engine.generation.always_ahead
-            or dialect_of(engine.version).knows_async_scheduling
-        )
-        hidden = "of the host hidden" if num_stages == 1 else "overlapped"
-        return (
-            engine.generation.ahead_in_words
-            + (f" of {num_stages} stages" if num_stages > 1 else "")
-            + f" ({numbers['overlapped_s']:,.1f} s {hidden}, "
-            f"{numbers['num_wasted_tokens']:,} tokens wasted"
-            + ("" if known else "; preempted requests as from 0.28 on")
-            + ")"
-        )
-    if num_stages > 1:
-        return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
-    return "synchronous scheduling"
+def _ahead_in_words(engines: Sequence[EngineConfig], numbers: Mapping[str, Any]) -> str:
+    """Return what forms steps ahead, and what that gave and took in all of them."""
+    names = [
+        each.generation.ahead_in_words
+        + (f" of {num_stages} stages" if num_stages > 1 else "")
+        for each in engines
+        for num_stages in (each.pipeline_parallel_size,)
+    ]
+    has_stages = any(each.pipeline_parallel_size > 1 for each in engines)
+    hidden = "overlapped" if has_stages else "of the host hidden"
+    are_known = all(
+        each.generation.always_ahead or dialect_of(each.version).knows_async_scheduling
+        for each in engines
+    )
+    return (
+        " and ".join(dict.fromkeys(names))
+        + f" ({numbers['overlapped_s']:,.1f} s {hidden}, "
+        f"{numbers['num_wasted_tokens']:,} tokens wasted"
+        + ("" if are_known else "; preempted requests as from 0.28 on")
+        + ")"
+    )
 
 
 def title(config: RunConfig) -> str:
@@ -321,7 +336,7 @@ def title(config: RunConfig) -> str:
     return ", ".join(
         (
             f"{Path(engine.model).name} on {on}",
-            f"{scheduler_name(config)} {engine.version}",
+            " and ".join(dict.fromkeys(map(release_name, config.engines()))),
             workload_title(config.workload),
             *_users(config.workload),
         )

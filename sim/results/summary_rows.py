@@ -94,11 +94,11 @@ def _hits(summary: Mapping[str, Any]) -> str:
 def _pool(summary: Mapping[str, Any]) -> str:
     """Say how large the pool is, in what its engine counts."""
     if summary.get("max_total_num_tokens") is None:
-        pools = summary.get("pools", ())
-        sizes = dict.fromkeys(f"{pool['num_gpu_blocks']:,} blocks" for pool in pools)
+        sizes = dict.fromkeys(map(fleets.pool_size, summary.get("pools", ())))
+        if len(sizes) > 1:
+            return " and ".join(sizes)
         blocks = f"{summary['num_gpu_blocks']:,} blocks{_interval(summary)}"
-        told = " and ".join(sizes) if len(sizes) > 1 else blocks
-        return f"{told}{_block_size(summary)}"
+        return f"{blocks}{_block_size(summary)}"
     size = summary["block_size"]
     return (
         f"{summary['max_total_num_tokens']:,} tokens{_interval(summary, size)}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.engine.clients import hand_over, open_loop
+from sim.engine.clients import FanOutClient, GroupClient, hand_over, open_loop
 from sim.engine.requests import requests_of
 from sim.engine.sessions import SessionClient
+from sim.errors import ConfigError
+from sim.scheduler.base import schedules_groups
 from workloads.columns import largest
 
 if TYPE_CHECKING:
@@ -17,8 +19,35 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.engine.clients import Client, Server
     from sim.engine.engines import Engines
+    from sim.engine.requests import RequestFactory
+    from sim.scheduler.base import Scheduler
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
+
+
+def client_of(
+    schedulers: Sequence[Scheduler],
+    specs: Sequence[RequestSpec],
+    factory: RequestFactory,
+) -> FanOutClient | GroupClient:
+    """Return what hands the samples of a prompt over as the engines serve them.
+
+    Raises
+    ------
+    ConfigError
+        If some serve them as one request and others apart, and there are some.
+    """
+    kinds = set(map(schedules_groups, schedulers))
+    if len(kinds) > 1:
+        for name in ("best_of", "beam_width"):
+            if (most := largest(specs, name)) > 1:
+                raise ConfigError(
+                    f"workload: some pools serve the samples of a prompt as one "
+                    f"request and others apart, so that a router could not send it "
+                    f"to any, got {name} {most}; ask for one sample, or let all pools "
+                    f"have one generation"
+                )
+    return GroupClient(factory) if True in kinds else FanOutClient(factory)
 
 
 class Arrivals:

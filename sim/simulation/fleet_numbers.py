@@ -56,8 +56,12 @@ def numbers(
             )
             for place in places
         ]
+        cache = {
+            "num_gpu_blocks": pool.capacity.num_gpu_blocks,
+            "block_size": pool.capacity.block_size,
+        }
         for place, part, told in zip(places, parts, counters, strict=True):
-            name = {"engine": place, "pool": pool.name}
+            name = {"engine": place, "pool": pool.name} | cache
             of_engines.append(name | engine_numbers(part, duration_s) | told)
         whole = recording
         if len(pools) > 1:
@@ -66,11 +70,12 @@ def numbers(
             "pool": pool.name,
             "role": pool.role,
             "replicas": pool.num_engines,
+            "scheduler": pool.engine.scheduler_kind,
+            "engine_version": pool.engine.version,
             "gpu": pool.engine.gpu,
             "num_gpus": pool.engine.tensor_parallel_size
             * pool.engine.pipeline_parallel_size,
-            "num_gpu_blocks": pool.capacity.num_gpu_blocks,
-        }
+        } | cache
         own = engine_numbers(whole, duration_s) | merged_counters(counters)
         of_pools.append(facts | own)
     spans = state_spans(_changes(engines), len(of_engines), duration_s)

@@ -55,7 +55,7 @@ def make_recorder(
         drafts = pool.engine.speculative
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
-            "groups": _group_usage(capacity, schedulers[0]) if keeps_steps else None,
+            "groups": _group_usage(pool.capacity, scheduler) if keeps_steps else None,
             "tree": _tree_usage(scheduler) if keeps_steps else None,
             "front_end_s": config.front_end_s,
             "num_recorders": len(schedulers),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import PolicyError
 from sim.costs.at_bound import AtBound
-from sim.engine.clients import FanOutClient, GroupClient
+from sim.engine.clients import FanOutClient
 from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory
-from sim.errors import ConfigError, SchedulerError
+from sim.errors import ConfigError, EngineDiedError, SchedulerError
 from sim.results import summary
 from sim.results.objectives import parse_objectives
 from sim.results.ranks import RankRecorders
@@ -24,9 +24,8 @@ from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.results.transfers import OffloadRecorder
-from sim.scheduler.base import schedules_groups
 from sim.simulation import intervals, optional, ranks
-from sim.simulation.arrivals import Arrivals
+from sim.simulation.arrivals import Arrivals, client_of
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, why_own
 from sim.simulation.offloading import offloaded_steps
@@ -146,18 +145,16 @@ class Simulation:
 
     def _client_of_engine(self) -> Client:
         most = min(pool.capacity.max_model_len for pool in self.pools)
-        factory = RequestFactory(most)
-        if schedules_groups(self.scheduler):
-            return GroupClient(factory)
-        self.warnings += summary.fan_out_warnings(self.specs)
-        return FanOutClient(factory)
+        client = client_of(self.schedulers, self.specs, RequestFactory(most))
+        if isinstance(client, FanOutClient):
+            self.warnings += summary.fan_out_warnings(self.specs)
+        return client
 
     def _make_arrivals(self, client: Client) -> Arrivals:
-        waits, has_groups = self._patient is not None, schedules_groups(self.scheduler)
         return Arrivals(
             *(self.env, self.config, self.specs, client),
             is_open_loop=not self._is_closed_loop,
-            is_plain=not (self.path_reason or waits or has_groups),
+            is_plain=isinstance(client, FanOutClient) and not self.path_reason,
         )
 
     @property
@@ -320,6 +317,11 @@ class Simulation:
             self.env.run(until=self.engine.done)
         except PolicyError as error:
             raise ConfigError(f"engine.evictor: {error}; mend your class") from error
+        except EngineDiedError as error:
+            raise EngineDiedError(
+                f"an engine dies at {self.env.now:,.3f} s, as the real one does, and "
+                f"with it the run: {error}"
+            ) from error
         except RuntimeError:
             if self.engine.done.triggered or self.env.peek() < inf:
                 raise

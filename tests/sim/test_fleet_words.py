@@ -152,8 +152,10 @@ def mixed() -> Any:
 
 def test_pools_of_several_sizes_are_both_told() -> None:
     rows = dict(summary_rows(mixed().summary))
-    assert rows["KV cache"].startswith("70 blocks and 90 blocks of 16 tokens; usage")
-    assert rows["pool big"].startswith("1 engine of 90 blocks, ")
+    assert rows["KV cache"].startswith(
+        "70 blocks of 16 tokens and 90 blocks of 16 tokens; "
+    )
+    assert rows["pool big"].startswith("1 engine of 90 blocks of 16 tokens, ")
 
 
 def test_an_interrupted_run_counts_what_it_simulated(

@@ -12,7 +12,7 @@ from cache.sglang.allocator import NO_SLOTS, RequestSlots, SlotAllocator
 from cache.sglang.radix_cache import RadixCache
 from cache.sglang.tables import ChunkCache, TreeCache
 from cache.stats import PrefixCacheStats
-from sim.errors import SchedulerError
+from sim.errors import EngineDiedError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.sglang.requests import TokenNumbers
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sim.scheduler.sglang.settings import Settings
 
 
-class OutOfMemoryError(SchedulerError):
+class OutOfMemoryError(EngineDiedError):
     """The release's engine dies: it found no slots where its estimates saw some."""
 
     @classmethod
