@@ -10,11 +10,12 @@ from sim.engine.clock import STEP_PRIORITY, At
 from sim.engine.engines import Engines, Router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import simpy
 
     from sim.engine.loop import Engine
+    from sim.engine.requests import LateRequests
     from sim.scheduler.request import Request
 
 _REQUESTS_AT_ONCE: Final = 32_768
@@ -26,14 +27,25 @@ processor's caches at most of them; more take memory, and are no quicker.
 
 
 class Deal:
-    """Deals requests out in their order; each is drawn when an engine wants one."""
+    """Deals requests out in their order; each is drawn when an engine wants one.
+
+    Of those that others are to get, only the rows wait.
+
+    Parameters
+    ----------
+    requests
+        Those of the workload.
+    choose
+        Of a blind router, which looks at nothing of what it is handed: here a row.
+    """
 
     def __init__(
-        self, requests: Iterable[Request], choose: Callable[[Request], int]
+        self, requests: LateRequests[Any], choose: Callable[[Any], int]
     ) -> None:
-        self._requests = iter(requests)
+        self._rows = iter(requests.rows)
+        self._make = requests.make
         self._choose = choose
-        self._queues: list[deque[Request]] = []
+        self._queues: list[deque[Any]] = []
 
     def shares(self, num_engines: int) -> list[Iterator[Request]]:
         """Return the requests of each engine."""
@@ -41,14 +53,16 @@ class Deal:
         return [self._share(place) for place in range(num_engines)]
 
     def _share(self, place: int) -> Iterator[Request]:
+        queues, own = self._queues, self._queues[place]
+        rows, make, choose = self._rows, self._make, self._choose
         while True:
-            if own := self._queues[place]:
-                yield own.popleft()
+            if own:
+                yield make(own.popleft())
                 continue
-            request = next(self._requests, None)
-            if request is None:
+            row = next(rows, None)
+            if row is None:
                 return
-            self._queues[self._choose(request)].append(request)
+            queues[choose(row)].append(row)
 
 
 class EnginesApart(Engines):

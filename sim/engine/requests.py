@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,13 +14,16 @@ from sim.scheduler.request import Request, RequestStatus
 from workloads.columns import RequestColumns, largest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cache.tokens import TokenRuns
     from workloads.spec import RequestSpec
 
 _CHUNK = 4096
 _WAITING = RequestStatus.WAITING
+
+Row = TypeVar("Row")
+_Lengths = tuple[int, float, int, int, int | None, int]
 
 
 class RequestFactory:
@@ -145,9 +149,31 @@ class ColumnRequest(Request):
         return SegmentTokens(((segment, self.num_prompt_tokens),), segment + 1)
 
 
+@dataclass(frozen=True)
+class LateRequests(Generic[Row]):
+    """Requests of a workload in order, each made when it is needed.
+
+    A request is some 650 bytes in a dozen places, which are no longer at hand when it
+    is made long before an engine takes it in; a row is a few numbers.
+
+    Parameters
+    ----------
+    rows
+        What each is made of, in order of arrival; to be gone through once.
+    make
+        From a row to its request.
+    """
+
+    rows: Iterable[Row]
+    make: Callable[[Row], Request]
+
+    def __iter__(self) -> Iterator[Request]:
+        return map(self.make, self.rows)
+
+
 def requests_of(
     factory: RequestFactory, specs: Sequence[RequestSpec]
-) -> Iterable[Request]:
+) -> LateRequests[Any]:
     """Return the requests of a workload in order, each made when it is drawn.
 
     Parameters
@@ -164,22 +190,23 @@ def requests_of(
         and len(specs)
         and largest(specs, "best_of") == largest(specs, "beam_width") == 1
     ):
-        return _made(specs, factory.max_model_len)
-    return factory.stream(specs)
+        return _of_columns(specs, factory.max_model_len)
+    return LateRequests(factory.stream(specs), _itself)
 
 
-def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest]:
-    """Yield what `RequestFactory.stream` would; ids count from 0."""
+def _itself(request: Request) -> Request:
+    return request
+
+
+def _of_columns(columns: RequestColumns, max_model_len: int) -> LateRequests[_Lengths]:
+    """Return what `RequestFactory.stream` would yield; ids count from 0."""
     new = ColumnRequest.__new__
     priority = columns.priority
     first_parent_id, first_text = columns.first_request_id, columns.first_text
     assert isinstance(priority, int)
-    rows = chain.from_iterable(
-        _rows(columns.part(first, first + _CHUNK), max_model_len)
-        for first in range(0, len(columns), _CHUNK)
-    )
-    for index, row in enumerate(rows):
-        arrival_s, num_prompt_tokens, num_output_tokens, output_limit, longest = row
+
+    def make(row: _Lengths) -> ColumnRequest:
+        index, arrival_s, num_prompt_tokens, num_output_tokens, limit, longest = row
         request = new(ColumnRequest)
         request.request_id = index
         request.arrival_s = arrival_s
@@ -188,7 +215,7 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.max_num_tokens = longest
         request.oracle_num_tokens = num_prompt_tokens + num_output_tokens
         request.priority = priority
-        request.max_output_tokens = output_limit
+        request.max_output_tokens = limit
         request.parent_id = first_parent_id + index
         request.status = _WAITING
         request.reason = ""
@@ -207,14 +234,23 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.table = None
         request.order = 0
         request.due_step = -1
-        yield request
+        return request
+
+    parts = (
+        _rows(columns.part(first, first + _CHUNK), max_model_len, first)
+        for first in range(0, len(columns), _CHUNK)
+    )
+    return LateRequests(chain.from_iterable(parts), make)
 
 
-def _rows(columns: RequestColumns, max_model_len: int) -> Iterator[tuple[Any, ...]]:
-    """Yield arrival, both lengths, `output_limit` and the longest sequence of each."""
+def _rows(
+    columns: RequestColumns, max_model_len: int, first: int
+) -> Iterator[_Lengths]:
+    """Yield number, arrival, both lengths, `output_limit` and longest sequence."""
     prompts, limits = columns.num_prompt_tokens, columns.output_limits()
     most = limits.copy()
     most[np.equal(limits, np.array(None))] = max_model_len
     longest = np.minimum(prompts + most.astype(np.int64), max_model_len)
     every = columns.arrival_s, prompts, columns.num_output_tokens, limits, longest
-    return zip(*(column.tolist() for column in every), strict=True)
+    numbers = range(first, first + len(columns))
+    return zip(numbers, *(column.tolist() for column in every), strict=True)

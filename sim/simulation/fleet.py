@@ -232,7 +232,7 @@ class Fleet:
             return EnginesApart(
                 self.env,
                 [
-                    self._engine(place, share, _never, Clock())
+                    self._engine(place, share, None, Clock())
                     for place, share in enumerate(deal.shares(len(self.schedulers)))
                 ],
                 router,

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
-from sim.engine.apart import EnginesApart
+from sim.engine.apart import Deal, EnginesApart
 from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds
+from sim.engine.requests import LateRequests
 from sim.engine.routers import ROUTERS
+from sim.engine.routers.counting import RoundRobin
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
 from sim.results.parquet import StepsFile
@@ -255,6 +257,19 @@ def test_engines_go_on_behind_steps_that_nobody_sees(
                 for each in (one, other)
             )
         assert one.equals(other), name
+
+
+def test_a_dealt_request_is_made_when_its_engine_draws_it() -> None:
+    made: list[Any] = []
+
+    def make(row: int) -> Any:
+        made.append(row)
+        return row
+
+    first, second = Deal(LateRequests(range(5), make), RoundRobin(2).choose).shares(2)
+    assert [next(second), next(second)] == made == [1, 3]
+    assert list(first) == [0, 2, 4]
+    assert list(second) == []
 
 
 @pytest.mark.parametrize("generation", ["v1", "v1, scheduling ahead", "gpt-oss"])
