@@ -10,6 +10,7 @@ import pytest
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.simulation.run import Simulation
+from sim.views.plots.ranks import figures_of
 
 CHATS: dict[str, Any] = {
     "sessions": {
@@ -153,6 +154,19 @@ def test_engines_that_have_served_their_share_still_store_it() -> None:
     ]
     stored = [each["stored_blocks"] for each in told]
     assert stored[0] == stored[1] > 0
+
+
+def test_tiers_of_all_engines_are_drawn_together() -> None:
+    results = run(fleet=fleet(2))
+    figures, drawn = figures_of(results)
+    assert len(drawn) == 2
+    rows = results.recording.tier_table
+    most = max(np.asarray(rows["num_used_chunks"]))
+    axes, *_ = figures["tier"](drawn).axes
+    used = next(line for line in axes.lines if line.get_label() == "used")
+    share = 100.0 * most / results.summary["num_tier_chunks"]
+    assert max(used.get_ydata()) == pytest.approx(share)
+    assert "tier_ttft" in figures
 
 
 def test_what_a_dead_engine_held_is_gone() -> None:

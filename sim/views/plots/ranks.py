@@ -30,7 +30,8 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
 
     A fleet has one more, of all its engines, one of pools that prefill and decode, and
     one of replicas that come and go.
-    A run whose steps verify drafts has one more, and one with a tier behind its pool.
+    A run whose steps verify drafts has one more, and one with a tier behind its pool
+    has two, in a fleet of all tiers together.
     """
     part, ranks = parts_of(results.summary)
     if not ranks:
@@ -55,11 +56,17 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
             tree=found.tree_table,
         )
         runs.append(Run(f"{part} {rank}", tables, told))
+    figures: dict[str, Callable[[Any], Figure]] = {**OVERLAYS}
+    whole = Tables.of(results)
+    if has_tier(whole):
+        figures |= {
+            "tier": lambda _: tier(whole),
+            "tier_ttft": lambda _: tier_ttft(whole),
+        }
     if part == "engine":
-        figures = OVERLAYS | {"engines": lambda _: engines_figure(results)}
+        figures |= {"engines": lambda _: engines_figure(results)}
         if has_pools(results):
             figures |= {"pools": lambda _: pools_figure(results)}
         if has_changes(results):
             figures |= {"replicas": lambda _: replicas_figure(results)}
-        return figures, runs
-    return OVERLAYS, runs
+    return figures, runs
