@@ -18,7 +18,8 @@ of a run is identified by ``(run key, j)``::
 A block that spans segments is a run of one. A run's key chains what is before it: the
 key of the run before, how many blocks of that there are, and its own content. So two
 requests have equal leading blocks if, and only if, their ``(run key, j)`` are equal; a
-run may well be longer in one of them.
+run may well be longer in one of them. Longer runs, of prompts that know each other, are
+those of `cache.prompt_tree`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cache.hashing import NONE_HASH, BlockRuns, hash_block, runs_of_pieces
+from cache.prompt_tree import runs_of_stretches
+
+if TYPE_CHECKING:
+    from cache.prompt_tree import PromptTree, Stretch
 
 Segment = tuple[int, int]
 
@@ -100,12 +104,35 @@ class ListTokens:
 
 
 class SegmentTokens:
-    """A prompt of segments, followed by a generated segment without an end."""
+    """A prompt of segments, followed by a generated segment without an end.
 
-    __slots__ = ("_num_walked_tokens", "_runs", "_walk_index", "segments")
+    Parameters
+    ----------
+    prompt, output_segment
+        What it is made of.
+    tree
+        The prompts that share an engine with it, of which each has the same tree; None:
+        runs end with segments.
+    """
 
-    def __init__(self, prompt: Sequence[Segment], output_segment: int) -> None:
+    __slots__ = (
+        "_num_walked_tokens",
+        "_runs",
+        "_stretches",
+        "_tree",
+        "_walk_index",
+        "segments",
+    )
+
+    def __init__(
+        self,
+        prompt: Sequence[Segment],
+        output_segment: int,
+        tree: PromptTree | None = None,
+    ) -> None:
         self.segments: tuple[Segment, ...] = (*prompt, (output_segment, OPEN_END))
+        self._tree = tree
+        self._stretches: Sequence[Stretch] = ()
         # Hashing walks forward only: where the last call stopped, so that a growing
         # answer does not walk its prompt again.
         self._walk_index = 0
@@ -115,9 +142,18 @@ class SegmentTokens:
     def block_runs(self, block_size: int) -> BlockRuns:
         """Return the runs of full blocks; the last one has no end. O(segments)."""
         if self._runs is None or self._runs[0] != block_size:
-            pieces = [(segment_id, 0, length) for segment_id, length in self.segments]
-            self._runs = block_size, runs_of_pieces(pieces, block_size)
+            self._runs = block_size, self._new_runs(block_size)
         return self._runs[1]
+
+    def _new_runs(self, block_size: int) -> BlockRuns:
+        segments = self.segments
+        if self._tree is None:
+            pieces = [(segment_id, 0, length) for segment_id, length in segments]
+            return runs_of_pieces(pieces, block_size)
+        if not self._stretches:
+            some = tuple([each for each in segments if each[1]])
+            self._stretches = self._tree.stretches(some)
+        return runs_of_stretches(self._stretches, block_size)
 
     def prompt(self) -> TokenRuns:
         return TokenRuns.from_segments(self.segments[:-1])
@@ -186,6 +222,16 @@ class SegmentTokens:
             index += 1
             offset = 0
         return tuple(pieces)
+
+
+class OwnTokens(SegmentTokens):
+    """A prompt and an answer of which no other request has a part: one run."""
+
+    __slots__ = ()
+
+    def _new_runs(self, block_size: int) -> BlockRuns:
+        key = hash_block(NONE_HASH, self.segments[0][0])
+        return BlockRuns([key], [OPEN_END // block_size])
 
 
 Piece = tuple[int, int, int]

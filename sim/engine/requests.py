@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from cache.tokens import RunTokens, SegmentTokens
+from cache.prompt_tree import PromptTree
+from cache.tokens import OwnTokens, RunTokens, SegmentTokens
 from sim.scheduler.request import Request, RequestStatus
 from workloads.columns import RequestColumns, largest
 
@@ -37,10 +38,13 @@ class RequestFactory:
     max_model_len
         Longest sequence of the engine; bounds the output where the client states no
         ``max_tokens``.
+    tree
+        Of their prompts, if each shares text by the segment; see `SegmentTokens`.
     """
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, tree: PromptTree | None = None) -> None:
         self.max_model_len = max_model_len
+        self._tree = tree
         self._next_id = 0
 
     def group(self, spec: RequestSpec) -> Request:
@@ -107,13 +111,23 @@ class RequestFactory:
             request_id=request_id,
             arrival_s=spec.arrival_s,
             num_prompt_tokens=num_prompt_tokens,
-            tokens=SegmentTokens(spec.prompt, output_segment),
+            tokens=SegmentTokens(spec.prompt, output_segment, self._tree),
             max_num_tokens=max_num_tokens,
             oracle_num_tokens=num_prompt_tokens + spec.num_output_tokens,
             priority=spec.priority,
             max_output_tokens=output_limit,
             parent_id=spec.request_id,
         )
+
+
+def tree_of(specs: Sequence[RequestSpec]) -> PromptTree | None:
+    """Return a tree for the prompts of a workload, if its requests may share text.
+
+    Without one where beams ask: their prompts are given in pieces.
+    """
+    if isinstance(specs, RequestColumns) or largest(specs, "beam_width") > 1:
+        return None
+    return PromptTree()
 
 
 class ColumnRequest(Request):
@@ -143,10 +157,10 @@ class ColumnRequest(Request):
     kv_transfer_params = None
 
     @property
-    def tokens(self) -> SegmentTokens:  # type: ignore[override]
+    def tokens(self) -> OwnTokens:  # type: ignore[override]
         """Identity of prompt and output; made anew when it is asked for."""
         segment = 2 * self.text
-        return SegmentTokens(((segment, self.num_prompt_tokens),), segment + 1)
+        return OwnTokens(((segment, self.num_prompt_tokens),), segment + 1)
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,9 @@ class Fleet:
                 found.append(0)
             elif type(tables) is RunTables:
                 num_blocks = num_tokens // tables.block_size
-                found.append(tables.num_cached(tokens, num_blocks))
+                runs = tokens.block_runs(tables.block_size)
+                runs.cover(num_blocks)
+                found.append(tables.num_cached(runs, num_blocks))
             else:  # a token more, for the last block; what is noted is not the engine's
                 hit = tables.find(request.again(), num_tokens + 1)
                 found.append(hit.num_blocks)

@@ -15,7 +15,7 @@ from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.patience import Patience, PatientClient
-from sim.engine.requests import RequestFactory
+from sim.engine.requests import RequestFactory, tree_of
 from sim.errors import ConfigError, EngineDiedError, SchedulerError
 from sim.results import summary
 from sim.results.objectives import parse_objectives
@@ -145,7 +145,8 @@ class Simulation:
 
     def _client_of_engine(self) -> Client:
         most = min(pool.capacity.max_model_len for pool in self.pools)
-        client = client_of(self.schedulers, self.specs, RequestFactory(most))
+        factory = RequestFactory(most, tree_of(self.specs))
+        client = client_of(self.schedulers, self.specs, factory)
         if isinstance(client, FanOutClient):
             self.warnings += summary.fan_out_warnings(self.specs)
         return client

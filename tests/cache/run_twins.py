@@ -139,7 +139,9 @@ class Twins:
         assert found.num_blocks == len(hits)
         if isinstance(self.fast, RunTables):
             limit = (request.num_tokens - 1) // self.block_size
-            assert self.fast.num_cached(request.tokens, limit) == len(hits)
+            runs = request.tokens.block_runs(self.block_size)
+            runs.cover(limit)
+            assert self.fast.num_cached(runs, limit) == len(hits)
         assert found.num_revived == sum(block.ref_cnt == 0 for block in hits)
         num_hits = len(hits) * self.block_size
         num_new_tokens = min(most_new_tokens, request.num_tokens - num_hits)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cache.errors import CacheError
 from cache.hashing import BlockRuns, runs_of_pieces
+from cache.prompt_tree import PromptTree, runs_of_stretches
 from cache.tokens import (
     OPEN_END,
     HashedRuns,
@@ -113,3 +114,59 @@ def test_pieces_of_equal_tokens_have_equal_runs(
     joined = whole[:5] + whole[5:]
     expected = identities(SegmentTokens(prompt, 9).block_runs(block_size), num_blocks)
     assert identities(RunTokens(joined).block_runs(block_size), num_blocks) == expected
+
+
+A_BLOCK = 16
+ANSWER = (1, OPEN_END)
+
+
+def ends_of(tree: PromptTree, *segments: Segment) -> list[int]:
+    """Where runs of a text are left, in tokens, but for the last one's."""
+    return [left for _, left in tree.stretches(segments)[:-1]]
+
+
+def test_a_run_of_a_tree_ends_where_a_prompt_leaves_it() -> None:
+    tree = PromptTree()
+    assert ends_of(tree, (14, 40), (16, 40), (80, 20), ANSWER) == []
+    assert ends_of(tree, (14, 40), (16, 40), (30, 9), (32, 50), (3, OPEN_END)) == [80]
+    quoting = (14, 40), (16, 40), (30, 9), (32, 50), (3, 12), (34, 7), (5, OPEN_END)
+    assert ends_of(tree, *quoting) == [80, 80 + 9 + 50 + 12]
+    assert ends_of(tree, *quoting) == [80, 80 + 9 + 50 + 12]
+    assert len(tree) == 3
+
+
+def test_a_text_that_goes_on_within_a_segment_leaves_there() -> None:
+    tree = PromptTree()
+    assert ends_of(tree, (14, 40), (16, 5), ANSWER) == []
+    assert ends_of(tree, (14, 44), (16, 5), ANSWER) == [40]
+    assert ends_of(tree, (14, 30), (16, 5), ANSWER) == [30]
+    assert ends_of(tree, (14, 47), (18, 5), ANSWER) == [40, 44]
+    assert ends_of(tree, (14, 45), (18, 5), ANSWER) == [40, 44, 45]
+
+
+def test_a_block_is_of_the_run_that_ends_it() -> None:
+    runs = runs_of_stretches([(7, 20), (8, 31), (9, 47), (10, OPEN_END)], A_BLOCK)
+    assert runs.keys == [7, 9, 10]
+    assert runs.ends == [1, 2, OPEN_END // A_BLOCK]
+
+
+@given(
+    st.lists(st.tuples(prompts, st.integers(0, 2)), min_size=2, max_size=6),
+    st.lists(st.integers(1, 9), min_size=1, max_size=2),
+)
+def test_equal_runs_of_a_tree_are_equal_block_keys(
+    texts: list[tuple[list[Segment], int]], block_sizes: list[int]
+) -> None:
+    tree = PromptTree()
+    every = [SegmentTokens(prompt, written, tree) for prompt, written in texts]
+    for block_size in block_sizes:
+        keys, runs = [], []
+        for tokens in every:
+            num_tokens = sum(length for _, length in tokens.segments[:-1])
+            num_blocks = num_tokens // block_size + 3
+            hashes: list[int] = []
+            tokens.extend_block_hashes(hashes, num_blocks, block_size)
+            keys += hashes
+            runs += identities(tokens.block_runs(block_size), num_blocks)
+        pairs = set(zip(keys, runs, strict=True))
+        assert len(pairs) == len(set(keys)) == len(set(runs))

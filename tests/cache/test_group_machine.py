@@ -38,6 +38,7 @@ from cache.v1.specs import (
 )
 
 if TYPE_CHECKING:
+    from cache.prompt_tree import PromptTree
     from cache.tokens import Segment, TokenIds
     from cache.v1.tables import Found
 
@@ -110,9 +111,9 @@ class Stub:
     table: Any = None
 
 
-def stub(request_id: int, *prompt: Segment) -> Stub:
+def stub(request_id: int, *prompt: Segment, tree: PromptTree | None = None) -> Stub:
     num_tokens = sum(length for _, length in prompt)
-    tokens = SegmentTokens(prompt, 1000 + request_id)
+    tokens = SegmentTokens(prompt, 1000 + request_id, tree)
     return Stub(request_id, num_tokens, num_tokens, tokens)
 
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from cache.errors import NoFreeBlocksError
+from cache.prompt_tree import PromptTree
 from cache.tokens import SegmentTokens
 from cache.v1.block_tables import BlockTables
 from cache.v1.runs.group_tables import GroupRunTables
@@ -60,6 +61,7 @@ class GroupRunMachine(RuleBasedStateMachine):
         interval=st.sampled_from([None, 0, 0, 0, 2]),
         num_blocks=st.integers(8, 90),
         observed=st.booleans(),
+        in_tree=st.booleans(),
     )
     def build(
         self,
@@ -67,7 +69,9 @@ class GroupRunMachine(RuleBasedStateMachine):
         interval: int | None,
         num_blocks: int,
         observed: bool,  # Hypothesis names it
+        in_tree: bool,
     ) -> None:
+        self.tree = PromptTree() if in_tree else None
         planned = layout(specs, num_blocks)
         assert GroupRunTables.serves(planned)
         interval = interval and interval * planned.block_size
@@ -107,7 +111,8 @@ class GroupRunMachine(RuleBasedStateMachine):
             return
         number = len(self.prompts)
         self.prompts.append(prompt)
-        self.admit((stub(number, *prompt), stub(number, *prompt)), num_new_tokens)
+        pair = stub(number, *prompt), stub(number, *prompt, tree=self.tree)
+        self.admit(pair, num_new_tokens)
 
     def admit(self, pair: tuple[Stub, Stub], num_new_tokens: int) -> None:
         blocks, runs = self.tables

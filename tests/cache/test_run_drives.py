@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from cache.prompt_tree import PromptTree
 from cache.tokens import ListTokens, RunTokens, SegmentTokens, TokenIds, TokenRuns
 from tests.cache.run_twins import Twin, Twins
 from tests.shared import shared
@@ -25,6 +26,7 @@ class Drive:
             unhashed_first=random.random() < 0.5,
             observed=random.random() < 0.3,
         )
+        self.tree = PromptTree() if random.random() < 0.5 else None
         self.num_requests = 0
         self.prompts: list[list[tuple[int, int]]] = []
         self.most_copies = 0
@@ -41,11 +43,11 @@ class Drive:
 
     def tokens(self, prompt: list[tuple[int, int]]) -> TokenIds:
         kind = self.random.random()
-        if kind < 0.1:
+        if kind < 0.1 and self.tree is None:
             return RunTokens(TokenRuns.from_segments([*prompt, (103, 10_000)]))
         if kind < 0.2:
             return ListTokens([k for k, length in prompt for _ in range(length)] * 99)
-        return SegmentTokens(prompt, 100 + self.random.randint(0, 3))
+        return SegmentTokens(prompt, 100 + self.random.randint(0, 3), self.tree)
 
     def prompt(self) -> list[tuple[int, int]]:
         """Segments of which many are cut short, or a prompt that came before."""
@@ -128,11 +130,12 @@ def test_longer_histories_are_the_same(seed: int) -> None:
 
 def conversations(num_requests: int) -> list[Twin]:
     reader = MooncakeTraceReader(shared("traces/mooncake_fast25_conversation.jsonl"))
+    tree = PromptTree()
     return [
         Twin(
             spec.request_id,
             spec.num_prompt_tokens,
-            SegmentTokens(spec.prompt, spec.output_segment),
+            SegmentTokens(spec.prompt, spec.output_segment, tree),
         )
         for spec in islice(reader.read(), num_requests)
     ]

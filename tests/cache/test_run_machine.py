@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from cache.prompt_tree import PromptTree
 from cache.tokens import Segment, SegmentTokens
 from tests.cache.run_twins import Twin, Twins
 
@@ -35,8 +36,12 @@ class RunMachine(RuleBasedStateMachine):
         num_gpu_blocks=st.integers(2, 40),
         block_size=st.integers(1, 8),
         observed=st.booleans(),
+        in_tree=st.booleans(),
     )
-    def build(self, num_gpu_blocks: int, block_size: int, observed: bool) -> None:
+    def build(
+        self, num_gpu_blocks: int, block_size: int, observed: bool, in_tree: bool
+    ) -> None:
+        self.tree = PromptTree() if in_tree else None
         self.twins = Twins(
             num_gpu_blocks,
             block_size,
@@ -75,7 +80,7 @@ class RunMachine(RuleBasedStateMachine):
     def ask(self, prompt: list[Segment], written: int, most_new_tokens: int) -> None:
         num_tokens = sum(length for _, length in prompt)
         if num_tokens:
-            tokens = SegmentTokens(prompt, written)
+            tokens = SegmentTokens(prompt, written, self.tree)
             request = Twin(self.num_requests, num_tokens, tokens)
             self.num_requests += 1
             if not self.twins.admit(request, most_new_tokens):

@@ -140,3 +140,37 @@ def chain(extent: Extent, num_blocks: int) -> list[Extent]:
         found.append(extent)
         num_blocks -= len(extent.ids)
     return found
+
+
+def walk(extent: Extent, position: int, end: int) -> tuple[int, int]:
+    """Go along a run from its first extent, at block `position`, up to `end`.
+
+    Returns
+    -------
+    (int, int)
+        Block behind the last cached one, and how many of these nobody holds.
+    """
+    num_revived = 0
+    at: Extent | None = extent
+    while at is not None and position < end:
+        num_blocks = min(len(at.ids), end - position)
+        position += num_blocks
+        if not at.num_refs:
+            num_revived += num_blocks
+        at = at.after
+    return position, num_revived
+
+
+def num_revived(parts: list[Extent], starts: list[int], end: int) -> int:
+    """Return how many blocks of these parts, up to a block of the table, are free.
+
+    Parameters
+    ----------
+    parts, starts, end
+        See `cache.v1.runs.pool.RunPool.share`.
+    """
+    total = 0
+    for extent, start in zip(reversed(parts), reversed(starts), strict=True):
+        total += walk(extent, start, end)[1]
+        end = start
+    return total

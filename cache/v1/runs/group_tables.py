@@ -10,7 +10,9 @@ from cache.errors import require
 from cache.v1.groups.decodes import Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.window import SlidingWindowManager
-from cache.v1.runs.tables import RunTables, num_revived
+from cache.v1.runs.extents import num_revived
+from cache.v1.runs.table import check_contents
+from cache.v1.runs.tables import RunTables
 from cache.v1.runs.windows import GroupRunTable, WindowBucket, WindowGroup
 from cache.v1.specs import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from cache.v1.tables import Found
@@ -403,6 +405,7 @@ class GroupRunTables(RunTables):
 
     def check(self, requests: Iterable[TableRequest]) -> None:
         requests = list(requests)
+        check_contents(requests, self.block_size)
         num_refs: Counter[Extent] = Counter()
         loose: list[int] = []
         num_logical = 0

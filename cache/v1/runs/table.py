@@ -9,10 +9,10 @@ from cache.errors import require
 from cache.v1.runs.extents import Extent, chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from cache.hashing import BlockRuns
-    from cache.v1.tables import Found
+    from cache.v1.tables import Found, TableRequest
 
 FAR = 1 << 40
 """More blocks than any table has: a run that ends behind it grows with its request."""
@@ -121,3 +121,28 @@ class RunTable:
             position == self.num_registered,
             f"{who}: {position} blocks in extents, {self.num_registered} registered",
         )
+
+
+def check_contents(requests: Iterable[TableRequest], block_size: int) -> None:
+    """Prove that registered blocks are equal if, and only if, runs say so. O(blocks).
+
+    Raises
+    ------
+    InvariantError
+        With the rule, and the request and block.
+    """
+    places: dict[int, tuple[int | None, int]] = {}
+    keys: dict[tuple[int | None, int], int] = {}
+    for request in requests:
+        table: RunTable = request.table
+        own = [(e.key, e.start + i) for e in table.extents() for i in range(len(e.ids))]
+        block_hashes: list[int] = []
+        request.tokens.extend_block_hashes(block_hashes, len(own), block_size)
+        for index, (key, place) in enumerate(zip(block_hashes, own, strict=True)):
+            require(
+                places.setdefault(key, place) == place
+                and keys.setdefault(place, key) == key,
+                "request {}: block {} is not what its run says",
+                request.request_id,
+                index,
+            )

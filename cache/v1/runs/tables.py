@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.hashing import BlockRuns
+from cache.v1.runs.extents import walk
 from cache.v1.runs.pool import RunPool
-from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
+from cache.v1.runs.table import FAR, NOT_GROWING, RunTable, check_contents
 from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from cache.stats import BlockObserver
-    from cache.tokens import TokenIds
     from cache.v1.runs.extents import Extent
     from cache.v1.tables import TableRequest
 
@@ -107,7 +107,7 @@ class RunTables:
                         num_revived += end - position
                     position = end
                 else:
-                    position, revived = _walk(extent, position, end)
+                    position, revived = walk(extent, position, end)
                     num_revived += revived
                     if position < end:
                         break
@@ -115,10 +115,8 @@ class RunTables:
                     break
         return Found(position, num_revived, parts, starts) if parts else NOTHING_FOUND
 
-    def num_cached(self, tokens: TokenIds, num_blocks: int) -> int:
+    def num_cached(self, runs: BlockRuns, num_blocks: int) -> int:
         """Return how many of the first blocks are cached, to others than requests."""
-        runs = tokens.block_runs(self.block_size)
-        runs.cover(num_blocks)
         return self._index.num_cached(runs, num_blocks)
 
     def _runs_of(self, request: TableRequest, num_blocks: int) -> BlockRuns:
@@ -208,14 +206,7 @@ class RunTables:
         num_blocks = len(tables)
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
-        self.num_free_blocks -= num_blocks
-        self.num_logical_blocks += num_blocks
-        self._append(tables)
-
-    def _append(self, tables: Collection[RunTable]) -> None:
-        pop = self._pool.ids_to_pop(len(tables)).pop
-        for table in tables:
-            table.unregistered.append(pop())
+        self._open(tables)
 
     def append_known_rounds(
         self,
@@ -231,18 +222,11 @@ class RunTables:
         start = first % len(buckets)
         rounds = list(islice(cycle(buckets), start, start + num_rounds))
         num_opened = [*map(len, rounds)]
-        num_blocks = sum(num_opened)
-        self.num_free_blocks -= num_blocks
-        self.num_logical_blocks += num_blocks
-        self._num_registered += num_blocks - num_opened[0] + len(filling)
-        append, register = self._append, self._register_filled
-        if rounds[0]:
-            append(rounds[0].values())
-            register(filling)
-        for opening in rounds[1:]:
-            if opening:
-                append(opening.values())
-                register(opening.values())
+        later = [table for opening in rounds[1:] for table in opening.values()]
+        self._open([*rounds[0].values(), *later])
+        self._num_registered += len(filling) + len(later)
+        self._register_filled(filling)
+        self._register_filled(later)
         return num_opened
 
     def append_rounds(
@@ -250,21 +234,20 @@ class RunTables:
     ) -> list[int]:
         start = first % len(buckets)
         rounds = list(islice(cycle(buckets), start, start + num_rounds + 1))
-        num_opened = [*map(len, rounds)]
-        num_filled = sum(num_opened) - num_opened[0]
-        num_blocks = num_opened[0] + num_filled - num_opened.pop()
+        num_opened = [*map(len, rounds[:-1])]
+        later = [table for filling in rounds[1:] for table in filling.values()]
+        self._open([*rounds[0].values(), *later[: sum(num_opened[1:])]])
+        self._num_registered += len(later)
+        self._register_filled(later)
+        return num_opened
+
+    def _open(self, tables: Collection[RunTable]) -> None:
+        """Give each a block, in order; what is registered later takes none away."""
+        num_blocks = len(tables)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        self._num_registered += num_filled
-        ids_to_pop, register = self._pool.ids_to_pop, self._register_filled
-        for opening, filling in pairwise(rounds):
-            if opening:  # as `_append`, which costs a call
-                pop = ids_to_pop(len(opening)).pop
-                for table in opening.values():
-                    table.unregistered.append(pop())
-            if filling:
-                register(filling.values())
-        return num_opened
+        for table, block_id in zip(tables, self._pool.take(num_blocks), strict=True):
+            table.unregistered.append(block_id)
 
     def register_blocks(self, tables: Collection[RunTable]) -> None:
         self._num_registered += len(tables)
@@ -383,9 +366,11 @@ class RunTables:
             first = table.run
             if first < len(runs.ends) and runs.ends[first] <= table.num_registered:
                 first += 1
+            index = table.num_registered - (runs.ends[first - 1] if first else 0)
             for key in runs.keys[first:]:
-                if key in watched:
+                if index < watched.get(key, 0):
                     return True
+                index = 0
         return False
 
     # -- release --------------------------------------------------------------
@@ -447,6 +432,8 @@ class RunTables:
         return 0 if table is None else table.num_registered
 
     def check(self, requests: Iterable[TableRequest]) -> None:
+        requests = list(requests)
+        check_contents(requests, self.block_size)
         num_refs: Counter[Extent] = Counter()
         loose: list[int] = []
         num_logical = 0
@@ -463,37 +450,3 @@ class RunTables:
             f"tables: {num_free} blocks are free and {num_logical} entries held, "
             f"{self.num_free_blocks} and {self.num_logical_blocks} counted",
         )
-
-
-def _walk(extent: Extent, position: int, end: int) -> tuple[int, int]:
-    """Go along a run from its first extent, at block `position`, up to `end`.
-
-    Returns
-    -------
-    (int, int)
-        Block behind the last cached one, and how many of these nobody holds.
-    """
-    num_revived = 0
-    at: Extent | None = extent
-    while at is not None and position < end:
-        num_blocks = min(len(at.ids), end - position)
-        position += num_blocks
-        if not at.num_refs:
-            num_revived += num_blocks
-        at = at.after
-    return position, num_revived
-
-
-def num_revived(parts: list[Extent], starts: list[int], end: int) -> int:
-    """Return how many blocks of these parts, up to a block of the table, are free.
-
-    Parameters
-    ----------
-    parts, starts, end
-        See `cache.v1.runs.pool.RunPool.share`.
-    """
-    total = 0
-    for extent, start in zip(reversed(parts), reversed(starts), strict=True):
-        total += _walk(extent, start, end)[1]
-        end = start
-    return total
