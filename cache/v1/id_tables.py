@@ -212,9 +212,9 @@ class IdTables:
         self, buckets: Sequence[Mapping[Any, list[int]]], first: int, num_rounds: int
     ) -> list[int]:
         start = first % len(buckets)
-        rounds = [*buckets[start : start + num_rounds]]
+        rounds = buckets[start : start + num_rounds]
         while len(rounds) < num_rounds:
-            rounds += buckets[: num_rounds - len(rounds)]
+            rounds = [*rounds, *buckets[: num_rounds - len(rounds)]]
         sizes = [*map(len, rounds)]
         num_blocks = sum(sizes)
         if self._counts_only:

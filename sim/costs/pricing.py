@@ -196,9 +196,9 @@ def _line_ends_ahead(
         if num_steps >= _MANY_STEPS and until_s - now_s > _MANY_STEPS * least_s:
             return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
-        append, end_s = ends_s.append, now_s
-        ahead = float(context - start)
-        for _ in range(num_steps):
+        end_s, ahead = now_s, float(context - start)
+        last = ahead + more * (num_steps - 1)
+        while True:
             begin_s = end_s
             end_s += (
                 gemm_s
@@ -208,8 +208,8 @@ def _line_ends_ahead(
                 + host_s
                 - prepare_s
             )
-            append(end_s)
-            if begin_s >= until_s:
+            ends_s.append(end_s)
+            if begin_s >= until_s or ahead >= last:
                 break
             ahead += more
         if end_s + least_s > end_s:
@@ -298,13 +298,12 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
         if num_steps >= _MANY_STEPS and until_s - now_s > _MANY_STEPS * least_s:
             return at_once(context, num_steps, now_s, until_s)
         ends_s: list[float] = []
-        append, end_s = ends_s.append, now_s
-        ahead = float(context - start)
+        end_s, ahead = now_s, float(context - start)
         for _ in range(num_steps):
             end_s += (
                 gemm_s + (value_s + slope_s * ahead) + head_s + allreduce_s + host_s
             )
-            append(end_s)
+            ends_s.append(end_s)
             if end_s >= until_s:
                 break
             ahead += more

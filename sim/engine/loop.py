@@ -318,9 +318,10 @@ class Engine:
                                 continue
                         elif not ends and event_s < until_s:
                             until_s = event_s
-                    ends = take_quiet(step, num_steps, now_s, until_s, ends or None)
-                    end_s = ends[-1]
-                    step += len(ends) - 1
+                    num_steps, end_s = take_quiet(
+                        step, num_steps, now_s, until_s, ends or None
+                    )
+                    step += num_steps - 1
                 elif is_unseen:
                     yield at(now_s, priority)
                     is_unseen = self.is_alone = False
@@ -341,12 +342,8 @@ class Engine:
                     end_s = yield from way.take_with_others(step, now_s)
                     event_s, self.is_alone = inf, False
 
-                if group_usage is not None:
-                    if num_steps:
-                        by_group = scheduler.num_blocks_by_group
-                        group_usage.note_all((now_s, *ends[:-1]), by_group)
-                    else:
-                        group_usage.note(now_s, groups.num_used_blocks_by_group())
+                if group_usage is not None and not num_steps:
+                    group_usage.note(now_s, groups.num_used_blocks_by_group())
 
                 # -- arrivals until it ends
                 while next_s <= end_s:

@@ -173,7 +173,7 @@ class AheadSteps(ClockedSteps):
 class AheadQuietSteps(QuietSteps):
     """`QuietSteps` at the first end of which tokens in flight appear.
 
-    What it returns are the turns, at the last of which a step is in flight.
+    A step is in flight when they have been taken: `take` returns the latest turn.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class AheadQuietSteps(QuietSteps):
         now_s: float,
         until_s: float,
         ends_s: list[float] | None = None,
-    ) -> list[float]:
+    ) -> tuple[int, float]:
         clock, batches, calendar = self._clock, self.batches, self.calendar
         beside = self.beside
         if beside is not None and not beside.go_on(now_s):
@@ -223,29 +223,31 @@ class AheadQuietSteps(QuietSteps):
         num_decodes, oldest_s = clock.num_decodes, batches.steady_s
         context = clock.num_base_tokens + num_decodes * step
         host_s, hidden_ns, ends_of = batches.quiet[num_decodes]
-        turns_s: list[float] = []
         if ends_s is not None:
-            turns_s = self._planned[: len(ends_s)]
+            ends_s = self._planned[: len(ends_s)]
         else:
             self._note_queue()
             if now_s + host_s <= oldest_s:
-                turns_s = ends_of(context, num_steps, oldest_s, until_s)
-        if turns_s:
+                ends_s = ends_of(context, num_steps, oldest_s, until_s)
+        if ends_s:
             log_ends = self._log_ends
-            log_ends(turns_s)
-            num_steps = len(turns_s)
+            log_ends(ends_s)
+            num_steps = len(ends_s)
             batches.hidden_ns += hidden_ns * num_steps
+            batches.steady_s = ends_s[-1]
+            turn_s = ends_s[-2] if num_steps > 1 else oldest_s
             if beside is not None:
-                beside.enter_quietly(oldest_s, turns_s[0])
-            batches.steady_s = turns_s.pop()
-            turns_s.insert(0, oldest_s)
+                beside.enter_quietly(oldest_s, ends_s[0])
         else:
             turns_s = batches.take_late(num_decodes, context, num_steps, now_s, until_s)
-            num_steps = len(turns_s)
+            num_steps, turn_s = len(turns_s), turns_s[-1]
+            oldest_s, *ends_s = turns_s
         if calendar.begun:
-            calendar.note_first_tokens(turns_s[0])
+            calendar.note_first_tokens(oldest_s)
         self._go_on(step, now_s, num_decodes, context, num_steps)
-        return turns_s
+        if self.note_begins is not None:
+            self.note_begins([now_s, oldest_s, *ends_s][:num_steps])
+        return num_steps, turn_s
 
 
 def _never_hidden(num_requests: int) -> tuple[float, int]:

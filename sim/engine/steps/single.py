@@ -53,9 +53,12 @@ class QuietSteps:
         Takes what `advance` returns.
     beside
         What runs beside the steps of the engine, or None.
+    note_begins
+        Takes when the steps that were taken began, or None.
     """
 
     beside: Beside | None = None
+    note_begins: Callable[[list[float]], object] | None = None
 
     def __init__(  # noqa: PLR0917 - the parts of a stretch
         self,
@@ -105,8 +108,8 @@ class QuietSteps:
         now_s: float,
         until_s: float,
         ends_s: list[float] | None = None,
-    ) -> list[float]:
-        """Take steps, and write them down; return their ends.
+    ) -> tuple[int, float]:
+        """Take steps, and write them down; return how many, and when the last ends.
 
         Parameters
         ----------
@@ -139,7 +142,9 @@ class QuietSteps:
         log_ends = self._log_ends
         log_ends(ends_s)
         self._go_on(step, now_s, num_decodes, context, num_steps)
-        return ends_s
+        if self.note_begins is not None:
+            self.note_begins([now_s, *ends_s[:-1]])
+        return num_steps, last_s
 
     def _go_on(
         self,
@@ -264,6 +269,11 @@ class ClockedSteps(Steps):
         self.quiet.waiting, self.quiet.beside = scheduler.waiting, beside
         if scheduler.groups is not None:
             self.quiet.note_each = log.facts.fromlist
+        usage = owner.recorder.groups
+        if usage is not None:
+            self.quiet.note_begins = lambda begins_s: usage.note_all(
+                begins_s, scheduler.num_blocks_by_group
+            )
         self._shown = ShownSteps(owner, self)
         count_blocks = getattr(scheduler, "count_blocks", None)
         if count_blocks is not None and self._may_stretch():
