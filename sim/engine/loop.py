@@ -235,7 +235,7 @@ class Engine:
         priority, is_lone = self._priority, env.is_lone
         looks_ahead = self.looks_ahead and self.is_interruptible
         recorder, log = self.recorder, self.recorder.steps
-        ends_s, active, chunk_rows = log.ends_s, recorder.active, log.chunk_rows
+        ends_s, active = log.ends_s, recorder.active
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = self._add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
@@ -391,8 +391,8 @@ class Engine:
                     finished = appear(step, end_s)
                 if finished:
                     recorder.finished(finished, way.num_later_steps)
-                    if len(ends_s) >= chunk_rows or self.stop_requested:
-                        log.flush()
+                    if len(ends_s) >= log.chunk_ends or self.stop_requested:
+                        log.end_chunk()
                         self.is_alone = False
                 if listeners:
                     self.is_alone = False

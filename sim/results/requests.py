@@ -85,7 +85,7 @@ class RequestRows:
     """
 
     def __init__(self, front_end_s: float = 0.0, num_recorders: int = 1) -> None:
-        self._chunk_rows = max(_LEAST_CHUNK_ROWS, 16 * _CHUNK_ROWS // num_recorders)
+        self._chunk_rows = max(_LEAST_CHUNK_ROWS, 64 * _CHUNK_ROWS // num_recorders)
         self._chunk_rows = min(_CHUNK_ROWS, self._chunk_rows)
         self.streaks = Streaks()
         self._front_end_s = front_end_s

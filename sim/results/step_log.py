@@ -108,7 +108,7 @@ _ADDED_TO = [
 ]
 
 CHUNK_ROWS = 8192
-"""Steps that are turned into columns at once."""
+"""Steps that are turned into columns at once, or a batch if that is shorter."""
 _LEAST_CHUNK_ROWS = 256
 _MOST_ROWS_HELD = 4 * BATCH_ROWS
 """That all engines of a run hold together, or each holds two of the shortest chunks."""
@@ -133,15 +133,14 @@ class StepLog:
 
     Attributes
     ----------
-    chunk_rows
-        Steps that are turned into columns at once.
+    chunk_ends
+        Call `end_chunk` when there are so many steps, before one is added.
     packed
         A row of `pack_facts` for each step, right after its scheduler call, and one for
         each stretch (steps in a row in which the same decodes run and nothing else
         happens), its blocks as before the first step.
     ends_s
-        The end of each step in seconds. Call `flush` when there are `chunk_rows`,
-        before a step is added.
+        The end of each step in seconds.
     new_blocks
         For each step of the stretches, blocks that tables took.
     facts
@@ -167,9 +166,10 @@ class StepLog:
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
         share = min(BATCH_ROWS, _MOST_ROWS_HELD // num_logs)
         least = min(CHUNK_ROWS, _LEAST_CHUNK_ROWS)
-        self.chunk_rows = max(min(share // 2, CHUNK_ROWS), least)
-        self._batch_rows = min(BATCH_ROWS, max(share, 2 * self.chunk_rows))
-        self._room_rows = self._batch_rows + 2 * self.chunk_rows
+        self._chunk_rows = max(min(share // 2, CHUNK_ROWS), least)
+        self._batch_rows = min(BATCH_ROWS, max(share, 2 * self._chunk_rows))
+        self._room_rows = self._batch_rows + 2 * self._chunk_rows
+        self.chunk_ends = self._chunk_rows
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
@@ -216,6 +216,20 @@ class StepLog:
         """
         self._pool = num_usable_blocks, block_size
         self._only_stretches = stretches
+
+    def end_chunk(self) -> None:
+        """Flush, or leave it to a later chunk where that completes no batch.
+
+        Columns of few steps take as many calls of numpy as those of many, so that logs
+        with short batches, of many engines, make columns of a batch at once. When a
+        batch is complete does not depend on it.
+        """
+        num_steps = len(self.ends_s)
+        num_rows = self._num_rows + num_steps - self.num_in_flight
+        if num_steps < CHUNK_ROWS and num_rows < self._batch_rows:
+            self.chunk_ends = num_steps + self._chunk_rows
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Turn the log into columns; its latest step must have ended."""
@@ -338,6 +352,7 @@ class StepLog:
         for told in (self.packed, self.costs, self.finished, self.added):
             told.clear()
         del self.ends_s[:], self.new_blocks[:], self.facts[:], self.outputs_s[:]
+        self.chunk_ends = self._chunk_rows
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
