@@ -211,7 +211,7 @@ def test_the_oldest_end_goes_first() -> None:
 
 
 def test_prefix_load_and_threshold() -> None:
-    router = SGLangCacheAware(2, balance_abs_threshold=2)
+    router = SGLangCacheAware(2, stream(), balance_abs_threshold=2)
     assert router.choose(request(0, (1, 60), (2, 40))) == 0
     assert router.choose(request(1, (1, 60), (3, 40))) == 0  # 60 % are known there
     assert router.choose(request(2, (1, 30), (4, 70))) == 1  # 30 % is not more
@@ -239,7 +239,7 @@ def test_decisions_are_those_of_the_real_router(name: str) -> None:
 
 def _decisions(name: str, order: tuple[int, ...]) -> tuple[int, int]:
     place_of = {worker: place for place, worker in enumerate(order)}
-    router = SGLangCacheAware(3, balance_abs_threshold=4)
+    router = SGLangCacheAware(3, stream(), balance_abs_threshold=4)
     held: dict[str, int] = {}
     num_decisions = num_wrong = 0
     for call in _calls(name):
@@ -248,12 +248,8 @@ def _decisions(name: str, order: tuple[int, ...]) -> tuple[int, int]:
             continue
         pieces: Pieces = tuple((ord(each), 0, 1) for each in call["text"])
         place = place_of[call["worker"]]
-        num_known, places = router.tree.match(pieces)
-        ours = router.pick(pieces)
-        is_any = ours in places and place in places
-        is_any &= num_known / len(pieces) > router.cache_threshold
         num_decisions += 1
-        num_wrong += not (ours == place or is_any)
+        num_wrong += place not in router.candidates(pieces)
         router.tree.insert(pieces, place)
         if call["hold"]:
             router.num_in_flight[place] += 1
@@ -266,26 +262,68 @@ def _calls(name: str) -> Iterator[dict[str, Any]]:
         yield json.loads(row)
 
 
-def test_a_gate_passes_over_an_engine_that_is_far_above_the_mean() -> None:
-    for loads, place in (
-        ([9, 9, 9, 9], 0),
-        ([9, 0, 8, 9], 2),  # of those that know it, the one with least
-        ([13, 9, 13, 0], 0),  # 13 is no 1.5 times the mean, 8.75
-        ([8, 2, 8, 2], 0),  # 1.6 times the mean of 5, and but 3 above it
-        ([16, 2, 20, 2], 0),  # 1.6 times the mean of 10, and 6 above it
-        ([60, 5, 70, 6, 4, 4, 4, 4], 4),  # 40 above the mean
+@pytest.mark.parametrize(
+    ("loads", "places"),
+    [
+        ([10, 3, 3, 4], [0]),  # 5 above the mean of 5, whose two roots are 4.5
+        ([10, 3, 3, 5], [0]),
+        ([11, 3, 3, 4], [1, 2]),
+        ([11, 2, 3, 5], [1]),
+        ([18, 8, 9, 10], [0]),  # 6.75 above, two roots are 6.7
+        ([20, 9, 10, 10], [1]),
+        ([20, 10, 10, 11], [0]),  # 7.25 above, two roots are 7.1
+        ([23, 11, 12, 14], [0]),  # 8 above, two roots are 7.7
+        ([5, 0, 1, 1], [0]),  # less than 4 above
+        ([8, 2, 2, 3, 3, 3, 3, 3], [1, 2]),
+        ([15, 7, 8, 8, 8, 8, 9, 9], [0]),
+        ([15, 7, 7, 7, 7, 8, 9, 11], [1, 2, 3, 4]),
+    ],
+)
+def test_a_gate_passes_over_the_engines_that_the_real_one_does(
+    loads: list[int], places: list[int]
+) -> None:
+    """States in which SMG 1.13.0's server chose; the first engine knows the prompt."""
+    router = gated(loads)
+    router.tree.insert(((0, 0, 100),), 0)
+    assert router.candidates(((0, 0, 100),)) == places
+
+
+def gated(loads: list[int], **more: Any) -> SGLangCacheAware:
+    router = SGLangCacheAware(len(loads), stream(), spill_gate=True, **more)
+    router.num_in_flight = loads
+    return router
+
+
+def test_of_several_that_know_it_the_one_with_the_fewest() -> None:
+    for loads, places in (
+        ([9, 9, 9, 9], [0, 2]),
+        ([9, 0, 8, 9], [2]),
+        ([13, 9, 13, 0], [0, 2]),  # 13 is no 1.5 times the mean, 8.75
+        ([60, 5, 70, 6, 4, 4, 4, 4], [4, 5, 6, 7]),
     ):
-        router = SGLangCacheAware(len(loads), spill_gate=True, balance_abs_threshold=10)
-        router.tree.insert(((0, 0, 100),), 0)
-        router.tree.insert(((0, 0, 100),), 2)
-        router.num_in_flight = loads
-        assert router.pick(((0, 0, 100),)) == place, loads
-    assert router.pick(((7, 0, 100),)) == 4  # no engine knows it
-    for load, place in (5, 0), (7, 1):  # two deviations are 1.7 and 2.6: 4 it is
-        router = SGLangCacheAware(20, spill_gate=True)
-        router.tree.insert(((0, 0, 100),), 0)
-        router.num_in_flight = [load] + 19 * [1]
-        assert router.pick(((0, 0, 100),)) == place
+        router = gated(loads)
+        for place in (0, 2):
+            router.tree.insert(((0, 0, 100),), place)
+        assert router.candidates(((0, 0, 100),)) == places, loads
+
+
+def test_a_gate_has_the_margin_that_it_is_given_where_that_is_less() -> None:
+    for threshold, places in (4, [0]), (3, [1, 2, 3]):
+        router = gated([5, 1, 1, 1], balance_abs_threshold=threshold)
+        router.tree.insert(((0, 0, 100),), 0)  # 3 above
+        assert router.candidates(((0, 0, 100),)) == [0], threshold
+        router.num_in_flight = [6, 1, 1, 1]  # 3.75 above
+        assert router.candidates(((0, 0, 100),)) == places, threshold
+
+
+def test_a_gated_router_draws_among_equals() -> None:
+    router = gated([0, 0, 1, 0])
+    chosen = set()
+    for number in range(60):
+        place = router.choose(request(number))
+        chosen.add(place)
+        router.ended(request(number), place)
+    assert chosen == {0, 1, 3}
 
 
 # -- llm-d -----------------------------------------------------------------------------
@@ -412,7 +450,7 @@ def test_every_request_is_counted_until_it_ends() -> None:
         RoundRobin(3),
         LeastRequests(3, stream()),
         PowerOfTwo(3, stream()),
-        SGLangCacheAware(3),
+        SGLangCacheAware(3, stream()),
     ]
     for router in routers:
         places = [router.choose(request(number)) for number in range(30)]

@@ -167,7 +167,7 @@ class AIBrixPrefix(RandomRouter):
         hashes = prompt_hashes(request, BLOCK_TOKENS)
         self.table.forget(now_s)
         places = self.candidates(self.table.percents(hashes, self._looked_at()))
-        places = places or self._least_loaded_places()
+        places = places or self._least_loaded_places(self.places)
         place = places[self._draw(len(places))]
         self.table.add(hashes, place, now_s)
         return place
@@ -198,12 +198,6 @@ class AIBrixPrefix(RandomRouter):
             for place in sorted(percents)
             if (-percents[place], loads[place]) == (percent, load)
         ]
-
-    def _least_loaded_places(self) -> list[int]:
-        """Return the places with the fewest in flight."""
-        loads = self.num_in_flight
-        least = min(loads[place] for place in self.places)
-        return [place for place in self.places if loads[place] == least]
 
     def _looked_at(self) -> list[int]:
         """Return the places whose prefixes count."""

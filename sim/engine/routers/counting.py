@@ -77,6 +77,12 @@ class CountingRouter(ABC):
         """Return the place with the fewest in flight, the first of equals."""
         return min(places, key=self.num_in_flight.__getitem__)
 
+    def _least_loaded_places(self, places: Sequence[int]) -> list[int]:
+        """Return the places with the fewest in flight."""
+        loads = self.num_in_flight
+        least = min(loads[place] for place in places)
+        return [place for place in places if loads[place] == least]
+
 
 class RoundRobin(CountingRouter):
     """One engine after the other."""
@@ -200,8 +206,10 @@ class LeastRequests(RandomRouter):
 class PowerOfTwo(RandomRouter):
     """The less loaded of two engines that are drawn.
 
-    Source: sglang-router 0.3.2: two different healthy workers are drawn, the first one
-    is taken if it has no more in flight than the second.
+    Source: SMG 1.13.0 with `--power-of-two-load-metric requests`, and by default where
+    engines report nothing: of two different ones the first, if it has no more in flight
+    than the second. sglang-router 0.3.2 has the rule, but does not count what is in
+    flight: where engines report no tokens, it takes any.
     """
 
     def _pick(self, request: Request) -> int:

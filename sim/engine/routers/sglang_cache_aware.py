@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from statistics import fmean, pstdev
+from math import ceil, sqrt
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from sim.engine.routers.counting import CountingRouter
+from sim.engine.routers.counting import RandomRouter
 from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from cache.tokens import Piece
     from sim.engine.balancer import Load
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
 
 CHARS_PER_TOKEN: Final = 4
 """Stands between characters, of which the router's tree is made, and tokens."""
-LEAST_MARGIN: Final = 4.0
+LEAST_MARGIN: Final = 4
 """Requests in flight above the mean below which SMG's gate stays open."""
 
 
-class SGLangCacheAware(CountingRouter):
+class SGLangCacheAware(RandomRouter):
     """Chooses by prefix where the load is balanced, and by load where it is not.
 
     1. Out of balance, if the most loaded engine has more than `balance_abs_threshold`
@@ -33,17 +36,19 @@ class SGLangCacheAware(CountingRouter):
     With `spill_gate` balance is that of the engine which knows the prefix, of several
     the least loaded one: it is passed over for the least loaded of all if it has more
     than `balance_rel_threshold` times the mean, and more than `balance_abs_threshold`
-    above it. That margin is two standard deviations of the engines' numbers at most,
-    and never less than `LEAST_MARGIN`.
+    above it. That margin is at most what a count of this mean swings by, two standard
+    deviations rounded up, though not less than `LEAST_MARGIN`.
 
-    The prompt is then remembered of the engine. Ties go to the first engine; those of
-    the real router to the order in which its workers have registered, or to any that
-    knows the prefix.
+    The prompt is then remembered of the engine. Ties go to the first engine, with
+    `spill_gate` to any of them; those of sglang-router to the order in which its
+    workers have registered, or to any that knows the prefix.
 
     Parameters
     ----------
     num_engines
         Places to choose from.
+    stream
+        Draws among equals.
     cache_threshold
         Share of the prompt, in tokens here and in characters there.
     balance_abs_threshold, balance_rel_threshold
@@ -61,9 +66,8 @@ class SGLangCacheAware(CountingRouter):
     Notes
     -----
     Source: sglang-router 0.3.2, its launcher's defaults (`router_args.py`) and its
-    policy `cache_aware`; with `spill_gate` SMG 1.13.0, which does not say whose
-    deviation is meant: that of the whole fleet here. A token counts as
-    `CHARS_PER_TOKEN` characters.
+    policy `cache_aware`; with `spill_gate` SMG 1.13.0, as its server chooses (its tree
+    has one limit for all engines). A token counts as `CHARS_PER_TOKEN` characters.
     """
 
     interval_s = 60.0
@@ -71,6 +75,7 @@ class SGLangCacheAware(CountingRouter):
     def __init__(
         self,
         num_engines: int,
+        stream: np.random.Generator,
         *,
         cache_threshold: float = 0.3,
         balance_abs_threshold: int = 64,
@@ -78,7 +83,7 @@ class SGLangCacheAware(CountingRouter):
         spill_gate: bool = False,
         max_tree_size: int = 1 << 26,
     ) -> None:
-        super().__init__(num_engines)
+        super().__init__(num_engines, stream)
         self.cache_threshold = cache_threshold
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
@@ -87,28 +92,35 @@ class SGLangCacheAware(CountingRouter):
 
     def _pick(self, request: Request) -> int:
         pieces = pieces_of(request.tokens.prompt())
-        place = self.pick(pieces)
+        places = self.candidates(pieces)
+        place = places[self._draw(len(places)) if self.spill_gate else 0]
         self.tree.insert(pieces, place)
         return place
 
-    def pick(self, pieces: tuple[Piece, ...]) -> int:
-        """Return the place for a prompt; nothing is remembered or counted."""
+    def candidates(self, pieces: tuple[Piece, ...]) -> list[int]:
+        """Return the places that a prompt may go to; nothing is remembered or counted.
+
+        The real router takes any of them.
+        """
         if self.spill_gate or not self._is_out_of_balance():
             num_known, places = self.tree.match(pieces)
             num_tokens = sum(length for *_, length in pieces)
             if num_tokens and num_known / num_tokens > self.cache_threshold:
-                place = self._least_loaded(places) if self.spill_gate else places[0]
-                if not (self.spill_gate and self._spills(place)):
-                    return place
-        return self._least_loaded(self.places)
+                if not self.spill_gate:
+                    return places
+                places = self._least_loaded_places(places)
+                if not self._spills(self.num_in_flight[places[0]]):
+                    return places
+        if self.spill_gate:
+            return self._least_loaded_places(self.places)
+        return [self._least_loaded(self.places)]
 
-    def _spills(self, place: int) -> bool:
-        """Whether an engine is so far above the mean that it is passed over."""
-        loads = [self.num_in_flight[each] for each in self.places]
-        own, mean = self.num_in_flight[place], fmean(loads)
-        most = max(2.0 * pstdev(loads), LEAST_MARGIN)
-        margin = min(self.balance_abs_threshold, most)
-        return own > self.balance_rel_threshold * mean and own > mean + margin
+    def _spills(self, load: int) -> bool:
+        """Whether an engine with so many in flight is passed over."""
+        mean = fmean(self.num_in_flight[place] for place in self.places)
+        swing = max(ceil(2.0 * sqrt(mean)), LEAST_MARGIN)
+        margin = min(self.balance_abs_threshold, swing)
+        return load > self.balance_rel_threshold * mean and load > mean + margin
 
     def _is_out_of_balance(self) -> bool:
         loads = [self.num_in_flight[place] for place in self.places]
