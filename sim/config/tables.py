@@ -80,12 +80,33 @@ class RunConfig(ConfigTable):
                 self._check_flow(engine, place)
             self._check_tier(engine, pool)
             self._check_drafts(engine, pool)
-            if engine.data_parallel_size > 1:
-                raise ValueError(
-                    f"fleet: engines with data_parallel_size are not built in a fleet, "
-                    f"got {engine.data_parallel_size}; remove one of them"
-                )
+            self._check_ranks(engine, pool)
         return self
+
+    def _check_ranks(self, engine: EngineConfig, pool: PoolTable) -> None:
+        """Refuse ranks of replicas that come and go, and of those with a role."""
+        fleet, number = self.fleet, engine.data_parallel_size
+        assert fleet is not None
+        if number == 1:
+            return
+        for key in ("events", "autoscaler"):
+            if getattr(fleet, key):
+                raise ValueError(
+                    f"fleet.{key}: ranks of a replica come and go together, which is "
+                    f"not built, got data_parallel_size {number} of pool {pool.name}; "
+                    f"remove one of them"
+                )
+        if pool.role != "serve":
+            raise ValueError(
+                f"fleet: data-parallel ranks of {pool.role} engines are not built, got "
+                f"data_parallel_size {number} of pool {pool.name}; remove it, or the "
+                f"roles"
+            )
+        if engine.api_server_count:
+            raise ValueError(
+                f"fleet: the router chooses the rank, and no API server of the "
+                f"replica, got api_server_count {engine.api_server_count}; remove it"
+            )
 
     def _check_flow(self, engine: EngineConfig, place: int) -> None:
         """Refuse engines that hand no prompts on, or not in this way."""

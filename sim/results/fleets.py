@@ -41,12 +41,21 @@ def title(config: RunConfig) -> str:
     return f"{number} engine{plural} of {' and '.join(gpus)} behind {router}"
 
 
+def _number(pool: Mapping[str, Any]) -> str:
+    """Return how many engines a pool has in words."""
+    number, num_ranks = pool["replicas"], pool.get("data_parallel_size", 1)
+    if num_ranks > 1:
+        return f"{number} x {num_ranks} ranks"
+    return f"{number} engine{'s' * (number != 1)}"
+
+
 def pool_size(pool: Mapping[str, Any]) -> str:
     """Return the KV cache of an engine of a pool in words."""
-    number, size = pool["num_gpu_blocks"], pool["block_size"]
+    number, size = pool["num_gpu_blocks"], pool.get("block_size")
     if size == 1:
         return f"{number:,} tokens"
-    return f"{number:,} blocks of {size:,} tokens"
+    of = "" if size is None else f" of {size:,} tokens"  # of results before 2026-11-27
+    return f"{number:,} blocks{of}"
 
 
 def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
@@ -166,8 +175,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
             preempted = pool["num_preemptions"]
             text = (
-                f"{pool['replicas']} engine{'s' * (pool['replicas'] != 1)} of "
-                f"{pool_size(pool)}, {served}, KV cache usage "
+                f"{_number(pool)} of {pool_size(pool)}, {served}, KV cache usage "
                 f"{pool['kv_cache_usage_mean']:.1%}, {preempted:,} "
                 f"preemption{'s' * (preempted != 1)}"
             )

@@ -165,7 +165,8 @@ class RankRecorders:
     of_rank
         The recorder of each.
     waits_s
-        By rank what each step waited for others; filled by the time steps are emitted.
+        By rank what each step waited for others, filled by the time steps are emitted;
+        None of those that wait for none.
     part
         What the engines are.
     """
@@ -173,7 +174,7 @@ class RankRecorders:
     def __init__(
         self,
         of_rank: Sequence[Recorder],
-        waits_s: Sequence[Sequence[float]],
+        waits_s: Sequence[Sequence[float] | None],
         *,
         part: Part = "rank",
     ) -> None:
@@ -189,7 +190,9 @@ class RankRecorders:
         for each in self.of_rank:
             kinds |= each.step_kinds
         is_rank = self.part == "rank"
-        return kinds | (schema.RANKS | schema.RANK_STEPS if is_rank else schema.ENGINES)
+        kinds |= schema.RANKS if is_rank else schema.ENGINES
+        waits = is_rank or any(each is not None for each in self._waits_s)
+        return kinds | schema.RANK_STEPS if waits else kinds
 
     @property
     def sink(self) -> StepSink:
@@ -205,7 +208,7 @@ class RankRecorders:
         shared = _SharedSink(sink, num_ranks, self.part, lambda: self.step_kinds)
         self._shared = shared
         self._sinks = [
-            _RankSink(shared, rank, waits_s)
+            _RankSink(shared, rank, () if waits_s is None else waits_s)
             for rank, waits_s in enumerate(self._waits_s)
         ]
         for recorder, own in zip(self.of_rank, self._sinks, strict=True):

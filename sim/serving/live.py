@@ -70,6 +70,14 @@ class LiveRun(Simulation):
         super().__init__(config, stepwise=True, specs=self.taken)
 
     def _make_cost_model(self, pool: Pool) -> CostModel:
+        engine = pool.engine
+        has_lock = engine.data_parallel_size > 1 and pool.model.num_moe_layers
+        if has_lock and engine.schedules_ahead:
+            raise ConfigError(
+                f"engine.async_scheduling: ranks that divide experts are served one "
+                f"step at a time, got data_parallel_size "
+                f"{engine.data_parallel_size} ahead; set it to false"
+            )
         slowed = Slowed(super()._make_cost_model(pool))
         self.slowed.append(slowed)
         return slowed

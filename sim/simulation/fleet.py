@@ -31,6 +31,7 @@ from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
 from sim.simulation.fleet_numbers import numbers, with_series
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pools import transfer_settings
+from sim.simulation.ranks import space_prefills
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from workloads.columns import arrivals_s
@@ -138,6 +139,8 @@ class Fleet:
         self._stepwise = stepwise
         self.schedulers = [each for pool in pools for each in pool.schedulers]
         self._owners = [pool for pool in pools for _ in pool.schedulers]
+        self._paces = [pace for pool in pools for pace in pool.paces]
+        space_prefills(self.schedulers, self._paces)
         self.events = [_event(each) for each in table.events]
         self._slowed: dict[int, Slowed] = {}
         self._running: dict[int, Engine] = {}
@@ -224,7 +227,7 @@ class Fleet:
         """
         if self.comes_and_goes or self._table.has_roles:
             return None
-        if any(pool.shared_tiers for pool in self.pools):
+        if any(pool.shared_tiers for pool in self.pools) or any(self._paces):
             return None
         router, requests = self.router, requests_of(factory, self._specs)
         # One that knows when its share ends would end before its last stores begin.
@@ -307,7 +310,9 @@ class Fleet:
         is_announced: bool,
         engine: Engine,
     ) -> None:
-        """Let an engine know how far it may run ahead."""
+        """Let an engine know how far it may run ahead, if it may run alone."""
+        if engine.pace is not None:
+            return
         engine.is_interruptible = True
         engine.looks_ahead = is_announced and not self.comes_and_goes
         if getattr(engine.scheduler, "foresees_usage", False):
@@ -357,6 +362,7 @@ class Fleet:
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
+            pace=self._paces[place],
             place=place,
         )
         return engine
@@ -383,7 +389,7 @@ class Fleet:
         self, recording: Recording, engines: Engines, duration_s: float
     ) -> dict[str, Any]:
         """Return what its pools and engines did."""
-        told = numbers(recording, self.pools, engines, duration_s)
+        told = numbers(recording, self.pools, engines, duration_s, self._recorders)
         up_s = told.get("up_s") or [duration_s] * len(self.schedulers)
         told |= gpu_hours(told["engines"], told["pools"], up_s, self._table.prices)
         return {"router": str(self._table.router["kind"])} | told
@@ -392,7 +398,7 @@ class Fleet:
         """Return a new engine, with an empty cache, for one that has ended."""
         pool = self._owners[place]
         (scheduler,) = make_schedulers(
-            replace(pool, num_engines=1), self._specs, on_clock=not self._stepwise
+            replace(pool, num_replicas=1), self._specs, on_clock=not self._stepwise
         )
         if hasattr(scheduler, "step"):  # its clock is that of the recorder's steps
             scheduler.step = engine.num_steps

@@ -9,13 +9,14 @@ from sim.engine.replicas import Replicas
 from sim.results.fleet_series import absences, series, state_spans
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
-from sim.simulation.ranks import merged_counters
+from sim.simulation.ranks import merged_counters, waits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sim.engine.engines import Engines
     from sim.results.fleet_series import Change
+    from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.simulation.pools import Pool
 
@@ -41,7 +42,11 @@ def _changes(engines: Engines) -> Iterator[Change]:
 
 
 def numbers(
-    recording: Recording, pools: Sequence[Pool], engines: Engines, duration_s: float
+    recording: Recording,
+    pools: Sequence[Pool],
+    engines: Engines,
+    duration_s: float,
+    recorders: RankRecorders,
 ) -> dict[str, Any]:
     """Return what each pool and each engine did, and how evenly."""
     of_engines: list[dict[str, Any]] = []
@@ -62,14 +67,21 @@ def numbers(
         }
         for place, part, told in zip(places, parts, counters, strict=True):
             name = {"engine": place, "pool": pool.name} | cache
-            of_engines.append(name | engine_numbers(part, duration_s) | told)
+            own = engine_numbers(part, duration_s) | told
+            if pool.paces[place - first] is not None:
+                own |= {
+                    "num_dummy_steps": recorders.num_dummy_steps(place),
+                    "wait_s": recorders.wait_s(place),
+                }
+            of_engines.append(name | own)
         whole = recording
         if len(pools) > 1:
             whole = merged(parts, parts[0].step_table, "engine")
         facts = {
             "pool": pool.name,
             "role": pool.role,
-            "replicas": pool.num_engines,
+            "replicas": pool.num_replicas,
+            "data_parallel_size": pool.engine.data_parallel_size,
             "scheduler": pool.engine.scheduler_kind,
             "engine_version": pool.engine.version,
             "gpu": pool.engine.gpu,
@@ -77,7 +89,8 @@ def numbers(
             * pool.engine.pipeline_parallel_size,
         } | cache
         own = engine_numbers(whole, duration_s) | merged_counters(counters)
-        of_pools.append(facts | own)
+        waits = waits_of(recorders, places, pool.locks, own["busy_s"])
+        of_pools.append(facts | own | waits)
     spans = state_spans(_changes(engines), len(of_engines), duration_s)
     for engine, absent in zip(of_engines, absences(spans), strict=True):
         if absent:

@@ -18,11 +18,12 @@ from sim.simulation.assemble import link_warnings, make_capacity, moved_keys
 from sim.simulation.layout import frees_lone_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sim.config.engine import EngineConfig
     from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
+    from sim.engine.lock_step import LockStep, Rank
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
@@ -43,8 +44,8 @@ class Pool:
         Of a fleet's pool; empty without a fleet.
     config
         The run as if all engines were of this pool.
-    num_engines
-        Replicas, or data-parallel ranks.
+    num_replicas
+        How many there are, each with as many data-parallel ranks as `engine` says.
     model, gpu
         What they run, and on what.
     capacity
@@ -52,7 +53,9 @@ class Pool:
     cost_model
         Says how long steps take; set before schedulers are.
     schedulers
-        One for each engine.
+        One for each engine: for each rank of each replica.
+    locks
+        Of each replica, what its ranks step together by; set before schedulers are.
     role
         What they do for a fleet.
     shared_tiers
@@ -62,12 +65,13 @@ class Pool:
 
     name: str
     config: RunConfig
-    num_engines: int
+    num_replicas: int
     model: ModelArchitecture
     gpu: GpuSpec
     capacity: CapacityEstimate
     cost_model: CostModel = field(init=False)
     schedulers: list[Scheduler] = field(default_factory=list)
+    locks: Sequence[LockStep | None] = ()
     role: str = "serve"
     shared_tiers: SharedTiers | None = None
 
@@ -75,6 +79,21 @@ class Pool:
     def engine(self) -> EngineConfig:
         """The arguments of each engine."""
         return self.config.engine
+
+    @property
+    def num_engines(self) -> int:
+        """Ranks of all replicas: each is an engine with a pool of blocks."""
+        return self.num_replicas * self.engine.data_parallel_size
+
+    @property
+    def paces(self) -> list[Rank | None]:
+        """By engine, what it keeps pace with others by."""
+        num_ranks = self.engine.data_parallel_size
+        return [
+            pace
+            for lock in self.locks
+            for pace in ([None] * num_ranks if lock is None else lock.ranks)
+        ]
 
     def warnings(self) -> Iterator[str]:
         """Yield what to know of the pool before it runs."""
@@ -112,7 +131,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
         If an engine does not fit its GPU, or its arguments do not fit together.
     """
     if config.fleet is None:
-        return [_pool("", config, config.engine.data_parallel_size)]
+        return [_pool("", config, 1)]
     shared: SharedTiers = {}
     return [
         _pool(
@@ -165,7 +184,7 @@ _TRANSFERS: dict[str, Callable[..., KVTransferSettings | Disaggregation]] = {
 def _pool(
     name: str,
     config: RunConfig,
-    num_engines: int,
+    num_replicas: int,
     role: str = "serve",
     shared: SharedTiers | None = None,
 ) -> Pool:
@@ -174,7 +193,7 @@ def _pool(
     return Pool(
         name,
         config,
-        num_engines,
+        num_replicas,
         model,
         gpu,
         capacity,

@@ -24,29 +24,25 @@ if TYPE_CHECKING:
     from sim.engine.clock import Clock
     from sim.engine.lock_step import Rank
     from sim.engine.sampling import Sampler
-    from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recorder, Recording
     from sim.scheduler.base import Scheduler
+    from sim.simulation.pools import Pool
 
 
-def lock_step_of(
-    config: EngineConfig,
-    model: ModelArchitecture,
-    env: simpy.Environment,
-    cost_model: CostModel,
-) -> LockStep | None:
-    """Return what ranks that divide experts keep pace by; None where they do not.
+def locks_of(pool: Pool, env: simpy.Environment) -> list[LockStep | None]:
+    """Return by replica what its ranks keep pace by; None where they do not.
 
-    Ranks of a model without experts have nothing to exchange.
+    They do where they divide experts; others have nothing to exchange.
 
     Raises
     ------
     ConfigError
         If a key needs what lock-step has not.
     """
+    config, model, cost_model = pool.engine, pool.model, pool.cost_model
     if config.data_parallel_size == 1 or not model.num_moe_layers:
-        return None
+        return [None] * pool.num_replicas
     if config.pipeline_parallel_size > 1:
         raise ConfigError(
             f"engine.pipeline_parallel_size: ranks that divide experts step together, "
@@ -56,14 +52,18 @@ def lock_step_of(
         )
     host = cost_model if isinstance(cost_model, HostAhead) else None
     price = steps_together(cost_model if host is None else host.model)
-    return LockStep(env, config.data_parallel_size, price, host=host)
+    return [
+        LockStep(env, config.data_parallel_size, price, host=host)
+        for _ in range(pool.num_replicas)
+    ]
 
 
-def lock_step_warnings(lock: LockStep | None, cost_model: CostModel) -> list[str]:
+def lock_step_warnings(pool: Pool) -> list[str]:
     """Say so if a step of all ranks is priced without what they do together."""
+    cost_model = pool.cost_model
     if isinstance(cost_model, HostAhead):
         cost_model = cost_model.model
-    if lock is None or isinstance(cost_model, Together):
+    if pool.locks[0] is None or isinstance(cost_model, Together):
         return []
     kind = cost_model.describe().get("kind")
     return [
@@ -79,17 +79,12 @@ def make_engines(
     *,
     cost_model: CostModel,
     recorders: RankRecorders,
-    lock: LockStep | None,
+    paces: Sequence[Rank | None],
     sampler: Callable[[Scheduler, Recorder], Sampler],
     stepwise: bool,
 ) -> Engines:
     """Construct the engines of all ranks, and the balancer before them."""
-    paces: Sequence[Rank | None] = [None] * len(schedulers)
-    if lock is not None:
-        paces = lock.ranks
-        for scheduler, rank in zip(schedulers, lock.ranks, strict=True):
-            own: Any = scheduler
-            own.space_prefills_by(rank.turns)
+    space_prefills(schedulers, paces)
     engines = [
         Engine(
             env,
@@ -116,6 +111,16 @@ def make_engines(
     num_servers = config.api_server_count or len(engines)
     balancer = LoadBalancer(env, loads, len(engines), num_servers)
     return Engines(env, engines, balancer)
+
+
+def space_prefills(
+    schedulers: Sequence[Scheduler], paces: Sequence[Rank | None]
+) -> None:
+    """Let the schedulers of ranks that step together count each other's turns."""
+    for scheduler, rank in zip(schedulers, paces, strict=True):
+        if rank is not None:
+            own: Any = scheduler
+            own.space_prefills_by(rank.turns)
 
 
 def let_run_ahead(engines: Engines) -> None:
@@ -159,16 +164,36 @@ def numbers_of_ranks(
 ) -> dict[str, Any]:
     """Return what each rank did, and what waiting for each other took."""
     ranks = [*_ranks(recording, recorders, schedulers, duration_s)]
-    found: dict[str, Any] = {"ranks": ranks}
-    if lock is not None:
-        busy_s = recording.totals.busy_s
-        wait_s = added(recorders.wait_s(rank) for rank in range(len(ranks)))
-        found |= {
-            "num_waves": lock.num_waves,
-            "num_dummy_steps": sum(each["num_dummy_steps"] for each in ranks),
-            "wait_share": wait_s / busy_s if busy_s else 0.0,
-        }
-    return found
+    waits = waits_of(recorders, range(len(ranks)), [lock], recording.totals.busy_s)
+    return {"ranks": ranks} | waits
+
+
+def waits_of(
+    recorders: RankRecorders,
+    places: Sequence[int],
+    locks: Sequence[LockStep | None],
+    busy_s: float,
+) -> dict[str, Any]:
+    """Return what waiting for each other took ranks; nothing where they do not.
+
+    Parameters
+    ----------
+    recorders, places
+        Of the ranks.
+    locks
+        What they step together by, a replica each.
+    busy_s
+        Seconds in steps, of all.
+    """
+    num_waves = [lock.num_waves for lock in locks if lock is not None]
+    if not num_waves:
+        return {}
+    wait_s = added(map(recorders.wait_s, places))
+    return {
+        "num_waves": sum(num_waves),
+        "num_dummy_steps": sum(map(recorders.num_dummy_steps, places)),
+        "wait_share": wait_s / busy_s if busy_s else 0.0,
+    }
 
 
 def _ranks(

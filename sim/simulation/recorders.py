@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.config.tables import RunConfig
-    from sim.engine.lock_step import LockStep
     from sim.hardware.capacity import CapacityEstimate
     from sim.results.ranks import Part
     from sim.scheduler.base import Scheduler
@@ -29,7 +28,6 @@ def make_recorder(
     config: RunConfig,
     capacity: CapacityEstimate,
     schedulers: Sequence[Scheduler],
-    lock: LockStep | None,
     *,
     keeps_steps: bool,
     pools: Sequence[Pool],
@@ -42,8 +40,6 @@ def make_recorder(
         What is run, and the KV cache of each engine.
     schedulers
         One for each engine.
-    lock
-        Says when engines that step together waited.
     keeps_steps
         See `Recorder`.
     pools
@@ -72,8 +68,8 @@ def make_recorder(
     own = [*map(one, schedulers, owners)]
     if config.fleet is None and len(own) == 1:
         return own[0]
-    num = len(own)
-    waits_s = [()] * num if lock is None else [rank.waits_s for rank in lock.ranks]
+    paces = [pace for pool in pools for pace in pool.paces]
+    waits_s = [None if pace is None else pace.waits_s for pace in paces]
     part: Part = "rank" if config.fleet is None else "engine"
     return RankRecorders(own, waits_s, part=part)
 

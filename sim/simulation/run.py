@@ -113,10 +113,9 @@ class Simulation:
         self.schedulers = self._make_schedulers()
         self.scheduler, self.capacity = self.schedulers[0], self.pools[0].capacity
         self.env = Clock()
-        self._lock_step = ranks.lock_step_of(
-            config.engine, self.pools[0].model, self.env, self.cost_model
-        )
-        self.warnings += ranks.lock_step_warnings(self._lock_step, self.cost_model)
+        for pool in self.pools:
+            pool.locks = ranks.locks_of(pool, self.env)
+            self.warnings += ranks.lock_step_warnings(pool)
         self.recorder = self._make_recorder()
         client = self._make_client()
         self.num_requests = client.num_requests(self.specs)
@@ -131,7 +130,6 @@ class Simulation:
             self.config,
             self.capacity,
             self.schedulers,
-            self._lock_step,
             keeps_steps=self._keeps_steps,
             pools=self.pools,
         )
@@ -220,7 +218,7 @@ class Simulation:
             self.schedulers,
             cost_model=self.cost_model,
             recorders=recorders,
-            lock=self._lock_step,
+            paces=self.pools[0].paces,
             sampler=partial(make_sampler, self.config, self.specs),
             stepwise=bool(self.path_reason),
         )
@@ -445,7 +443,7 @@ class Simulation:
             recording,
             self.capacity.num_gpu_blocks - 1,
             self.env.now,
-            self._lock_step,
+            self.pools[0].locks[0],
         )
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:

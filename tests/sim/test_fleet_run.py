@@ -481,7 +481,6 @@ def _pool(**keys: Any) -> dict[str, Any]:
         (_pool(engine={"model": "a"}), {}, "engine.model: a router sends any request"),
         (_pool(engine={"gpus": "a"}), {}, "fleet.pools.0.engine.gpus: unknown key"),
         (_pool(engine={"block_size": 0}), {}, "fleet.pools.0.engine.block_size: "),
-        (_pool(), {"data_parallel_size": 2}, "engines with data_parallel_size are not"),
         (_pool() | {"router": {}}, {}, "router: needs a kind"),
         (_pool(engine=DRAFTS), {}, "as many drafts a step, got 3 of pool .* and 0"),
         (fleet_of(2, "llmd"), {}, "'llmd' is not built; did you mean 'llm_d'"),

@@ -132,7 +132,8 @@ def _fleets_of(study: Study, table: Mapping[str, Any]) -> Iterator[GivenFleet]:
         cost_per_hour, num_gpus = 0.0, 0
         for pool in config.fleet.pools:
             own = config.engine_of(pool)
-            gpus = own.tensor_parallel_size * own.pipeline_parallel_size * pool.replicas
+            gpus = own.tensor_parallel_size * own.pipeline_parallel_size
+            gpus *= own.data_parallel_size * pool.replicas
             prices.check([own.gpu])
             gib = (own.kv_offloading_size or 0.0) * pool.replicas
             cost_per_hour += prices.per_hour(own.gpu, gpus, gib)

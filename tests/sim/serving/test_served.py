@@ -16,17 +16,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sim.config.tables import load_config
+from sim.config.tables import load_config, parse_config
+from sim.errors import ConfigError
 from sim.results.run import Results
 from sim.serving.asked import asked_of
 from sim.serving.filler import NUMBERS
 from sim.serving.joined import join
-from sim.serving.live import LiveEngine
+from sim.serving.live import LiveEngine, LiveRun
 from sim.serving.server import ServedEngine, engines_of
 from sim.serving.text import CharacterTokens
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
 from tests.sim.serving.client import MODEL, SETTINGS, Client, Group
+from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -462,3 +464,15 @@ def test_results_are_written_while_the_server_goes_on(tmp_path: Path) -> None:
     columns = ["arrival_s", "ttft_s", "tpot_s", "finish_s", "num_output_tokens"]
     assert before.requests[columns].equals(served.requests[columns][:1])
     assert load_config(tmp_path / json.loads(text)["results"] / "config.yaml", [])
+
+
+def test_ranks_that_divide_experts_are_served_one_step_at_a_time() -> None:
+    data = minimal(
+        model="Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True
+    )
+    with pytest.raises(
+        ConfigError, match=r"async_scheduling: ranks .* set it to false"
+    ):
+        LiveRun(parse_config(data))
+    data["engine"]["async_scheduling"] = False
+    assert len(LiveRun(parse_config(data)).engines) == 2

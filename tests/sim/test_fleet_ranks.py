@@ -1,0 +1,142 @@
+"""Replicas of several data-parallel ranks: the router sees each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.results.summary_rows import summary_rows
+from sim.simulation.run import Simulation
+from tests.sim.test_fleet_run import TIGHT, data_of
+
+EXPERTS = TIGHT | {
+    "model": "Qwen/Qwen3-30B-A3B",
+    "data_parallel_size": 3,
+    "enable_expert_parallel": True,
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "experts": EXPERTS,
+    "experts, one step at a time": EXPERTS | {"async_scheduling": False},
+    "dense": TIGHT | {"data_parallel_size": 3},
+}
+OF_RANKS = {"num_waves", "num_dummy_steps", "wait_share"}
+
+
+def fleet_of(kind: str, *pools: tuple[int, int], **arguments: Any) -> dict[str, Any]:
+    """Return pools of so many replicas of so many ranks each."""
+    return {
+        "pools": [
+            {
+                "name": f"{ranks} ranks",
+                "replicas": replicas,
+                "engine": {"data_parallel_size": ranks},
+            }
+            for replicas, ranks in pools
+        ],
+        "router": {"kind": kind} | arguments,
+    }
+
+
+def same(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    one = one.rename(columns={"rank": "engine"})
+    shared = [name for name in one if name in other]
+    assert len(shared) >= len([*one]) - ("wait_s" in one)
+    pd.testing.assert_frame_equal(one[shared], other[shared])
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+@pytest.mark.parametrize("name", ENGINES)
+def test_behind_their_own_balancer_ranks_are_those_of_one_engine(
+    name: str, stepwise: bool
+) -> None:
+    fleet = fleet_of("vllm_dp", (1, 3), num_servers=3)
+    datas = [data_of(ENGINES[name], each, rate=80.0) for each in (None, fleet)]
+    alone, one = (
+        Simulation(parse_config(data), stepwise=stepwise).run(check_every=5)
+        for data in datas
+    )
+    same(alone.requests, one.requests)
+    same(alone.steps, one.steps)
+    same(alone.preemptions, one.preemptions)
+    assert alone.summary["num_preemptions"] > 0
+    (pool,) = one.summary["pools"]
+    told = {key: alone.summary[key] for key in OF_RANKS & alone.summary.keys()}
+    assert told == {key: pool[key] for key in OF_RANKS & pool.keys()}
+    assert bool(told) is name.startswith("experts")
+    for rank, engine in zip(
+        alone.summary["ranks"], one.summary["engines"], strict=True
+    ):
+        assert rank["num_requests"] == engine["num_requests"]
+        if told:
+            assert rank["wait_s"] == engine["wait_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["round_robin", "least_requests", "llm_d", "dynamo_kv"]
+)
+def test_the_fast_path_changes_nothing(kind: str) -> None:
+    config = parse_config(data_of(EXPERTS, fleet_of(kind, (2, 3), (1, 1)), rate=150.0))
+    fast, slow = (
+        Simulation(config, stepwise=stepwise).run(check_every=7)
+        for stepwise in (False, True)
+    )
+    same(fast.requests, slow.requests)
+    pd.testing.assert_frame_equal(
+        fast.steps.sort_values(["engine", "step"], ignore_index=True),
+        slow.steps.sort_values(["engine", "step"], ignore_index=True),
+    )
+
+
+def test_replicas_step_apart_and_ranks_of_one_together() -> None:
+    engine = EXPERTS | {"async_scheduling": False}
+    config = parse_config(data_of(engine, fleet_of("round_robin", (2, 3), (1, 1))))
+    results = Simulation(config).run()
+    steps = results.steps
+    ends_s = (steps["start_s"] + steps["latency_s"]).round(9).to_numpy()
+    of = [set(ends_s[steps["engine"] == engine]) for engine in range(7)]
+    assert of[0] == of[1] == of[2]
+    assert of[3] == of[4] == of[5]
+    assert len(of[0] & of[3]) < len(of[0]) / 2
+    assert not np.any(steps["wait_s"][steps["engine"] == 6])
+    assert results.summary["pools"][1]["replicas"] == 1
+    assert "wait_share" not in results.summary["pools"][1]
+    rows = dict(summary_rows(results.summary))
+    assert rows["pool 3 ranks"].startswith("2 x 3 ranks of 70 blocks of 16 tokens, ")
+    assert rows["pool 1 ranks"].startswith("1 engine of 70 blocks of 16 tokens, ")
+
+
+def test_gpus_of_all_ranks_are_paid_for() -> None:
+    fleet = fleet_of("round_robin", (2, 3)) | {"prices": {"per_gpu_hour": {}}}
+    fleet["prices"]["per_gpu_hour"][data_of({}, None)["engine"]["gpu"]] = 3.0
+    summary = Simulation(parse_config(data_of(EXPERTS, fleet))).run().summary
+    hours = 6 * summary["duration"] / 3600
+    assert summary["gpu_hours"] == pytest.approx(hours)
+    assert summary["cost_of_gpus"] == pytest.approx(3.0 * hours)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "engine", "says"),
+    [
+        (
+            {"events": [{"time_s": 1.0, "kind": "die", "engine": 0}]},
+            {},
+            r"fleet\.events: ranks of a replica come and go together",
+        ),
+        (
+            {"autoscaler": {"targets": {"requests_in_flight": 4}, "max_replicas": 4}},
+            {},
+            r"fleet\.autoscaler: ranks of a replica come and go together",
+        ),
+        ({}, {"api_server_count": 2}, "the router chooses the rank, .* got .* 2; rem"),
+    ],
+)
+def test_what_is_not_built_is_a_line(
+    fleet: dict[str, Any], engine: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_config(data_of(EXPERTS | engine, fleet_of("random", (2, 3)) | fleet))
