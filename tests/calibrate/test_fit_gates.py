@@ -30,6 +30,10 @@ def published(system):
     return import_aiconfigurator(system, shared("profiles/aiconfigurator"))
 
 
+def package():
+    pytest.importorskip("aiconfigurator_core", reason="pip install aiconfigurator-core")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", ["decode_attention", "prefill_attention", "gemm"])
@@ -68,7 +72,7 @@ def test_as_many_kv_heads_as_query_heads(system):
 )
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
 def test_layers_of_the_package(system, operation):
-    pytest.importorskip("aiconfigurator_core")
+    package()
     report = fit_report(import_aiconfigurator(system), 1, only=(operation,))
     assert report.operations[operation].mape_inside <= 6.0
     assert abs(report.operations[operation].bias) <= 1.0
@@ -80,7 +84,7 @@ def test_layers_of_the_package(system, operation):
     "system", ["l40s", "b200_sxm", "gb200", "b300_sxm", "gb300", "rtx_pro_6000_server"]
 )
 def test_decodes_of_the_package_beyond_the_longest(system):
-    pytest.importorskip("aiconfigurator_core")
+    package()
     report = fit_report(import_aiconfigurator(system), 1, only=("decode_attention",))
     assert report.operations["decode_attention"].mape_beyond <= 8.0
 
@@ -92,7 +96,7 @@ def test_decodes_of_the_package_beyond_the_longest(system):
     ["l40s", "rtx_pro_6000_server", "b200_sxm", "gb200", "b300_sxm", "gb300"],
 )
 def test_products_of_the_package_beyond_the_most_tokens(system):
-    pytest.importorskip("aiconfigurator_core")
+    package()
     report = fit_report(import_aiconfigurator(system), 1, only=("gemm",))
     assert report.operations["gemm"].mape_beyond <= 8.0
 
@@ -101,7 +105,7 @@ def test_products_of_the_package_beyond_the_most_tokens(system):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
 def test_prompts_with_the_widest_heads(system):
-    pytest.importorskip("aiconfigurator_core")
+    package()
     profile = import_aiconfigurator(system)
     tables = {points.name: points for points in points_of(profile)}
     points = tables["prefill_attention"]

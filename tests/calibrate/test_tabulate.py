@@ -193,6 +193,7 @@ def test_fit_writes_tables_for_a_model(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_8b_model_on_an_h200(tmp_path):
     pytest.importorskip("sklearn")
     out = tmp_path / "h200.json"
