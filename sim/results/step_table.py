@@ -57,14 +57,14 @@ def spans_s(
     for name in _ENGINES:
         if name in batch:
             return _spans_by_engine(batch, name)
-    start_s = batch["start_s"]
-    # An output that an interrupted run did not see is due with the step at the latest.
-    ends_s = np.where(
-        np.isnan(batch["output_s"]), start_s + batch["latency_s"], batch["output_s"]
-    )
-    spans: npt.NDArray[np.float64] = (
-        np.minimum(ends_s, np.append(start_s[1:], next_s)) - start_s
-    )
+    start_s, latency_s, ends_s = (np.asarray(batch[name]) for name in _SPAN)
+    is_unseen = np.isnan(ends_s)
+    if is_unseen.any():  # when a run was interrupted: due with the step at the latest
+        ends_s = np.where(is_unseen, start_s + latency_s, ends_s)
+    spans = np.empty(len(start_s))
+    np.minimum(ends_s[:-1], start_s[1:], out=spans[:-1])
+    spans[-1:] = np.minimum(ends_s[-1:], next_s)
+    spans -= start_s
     return spans
 
 

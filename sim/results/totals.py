@@ -110,11 +110,14 @@ class StepTotals:
     def _weigh(self, batch: Batch, spans: npt.NDArray[np.float64]) -> None:
         """Add what counts by the time that it lasts."""
         self._busy_s.append(float(spans.sum()))
-        self._extrapolated_s.append(float((batch["extrapolated"] * spans).sum()))
-        for name, sums in self._integrals.items():
-            column = batch[name].astype(np.float64)
-            sums.append(float((column * spans).sum()))
-        bins = np.rint(batch[_USAGE] * NUM_USAGE_BINS).astype(np.intp)
+        weighed = np.empty(len(spans))
+        for name, sums in (
+            ("extrapolated", self._extrapolated_s),
+            *self._integrals.items(),
+        ):
+            sums.append(float(np.multiply(batch[name], spans, out=weighed).sum()))
+        np.multiply(batch[_USAGE], NUM_USAGE_BINS, out=weighed)
+        bins = np.rint(weighed, out=weighed).astype(np.intp)
         self._usage_s += np.bincount(bins, spans, NUM_USAGE_BINS + 1)
 
     @property
