@@ -27,6 +27,7 @@ def conform(
     async_scheduling: options.Flag = False,
     speculative: options.Flag = False,
     offload: options.Flag = False,
+    pairs: options.Flag = False,
     engine: Literal["vllm", "sglang"] = "vllm",
     engine_version: str | None = None,
     out: Path | None = None,
@@ -58,6 +59,9 @@ def conform(
     offload
         Put a CPU tier behind the pool of a random workload, with the offloading
         connector (vLLM 0.33).
+    pairs
+        Draw two engines with the NIXL connector, of which one prefills and the other
+        one decodes (vLLM 0.33).
     engine
         Which installed engine: vLLM beside our v1, or SGLang beside our sglang.
     engine_version
@@ -72,15 +76,18 @@ def conform(
     for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
-    if offload and (groups or speculative):
-        raise ConfigError(
-            "--offload draws engines with one group of layers and no drafts; give it "
-            "without --groups and --speculative"
-        )
-    if engine == "sglang" and (groups or async_scheduling or speculative or offload):
+    for name, has_connector in (("--offload", offload), ("--pairs", pairs)):
+        if has_connector and (groups or speculative or (offload and pairs)):
+            raise ConfigError(
+                f"{name} draws engines with one group of layers, no drafts and one "
+                f"connector; give it without --groups, --speculative and the other one "
+                f"of --offload and --pairs"
+            )
+    drawn = (groups, async_scheduling, speculative, offload, pairs)
+    if engine == "sglang" and any(drawn):
         raise ConfigError(
             "--engine sglang draws overlap scheduling by itself, and has no groups, "
-            "drafts and tiers here; leave the other options out"
+            "drafts, tiers and pairs here; leave the other options out"
         )
     installed, release = _releases(engine, engine_version)
     tried = (
@@ -95,6 +102,7 @@ def conform(
             async_scheduling=async_scheduling,
             speculative=speculative,
             offload=offload,
+            pairs=pairs,
         )
     )
     shown = not (quiet or json)
@@ -271,17 +279,20 @@ def _drawn(
     *,
     groups: bool,
     offload: bool,
+    pairs: bool,
     **core: bool,
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_groups import random_group_workload
     from sim.studies.conformance.random_v1 import random_workload
 
-    if offload:
+    if offload or pairs:
         from sim.studies.conformance.random_offload import random_offload_workload
+        from sim.studies.conformance.random_pairs import random_pair_workload
 
+        connected = random_offload_workload if offload else random_pair_workload
         asynchronous = core["async_scheduling"]
         for seed in seeds:
-            yield random_offload_workload(seed, release, async_scheduling=asynchronous)
+            yield connected(seed, release, async_scheduling=asynchronous)
         return
     draw = random_group_workload if groups else random_workload
     for seed in seeds:

@@ -93,11 +93,11 @@ def _driver(
 ) -> Driver:
     from sim.errors import ConfigError, SchedulerError
     from sim.studies.conformance import driver_of
-    from sim.studies.conformance.driver import hosted_scheduler
+    from sim.studies.conformance.driver import hosted_scheduler, make_scheduler
 
+    make = hosted_scheduler if hosted else make_scheduler
     try:
-        scheduler = hosted_scheduler(workload) if hosted else None
-        return driver_of(workload, check=check, scheduler=scheduler)
+        return driver_of(workload, check=check, make=make)
     except SchedulerError as error:
         raise ConfigError(f"{path}: config: {error}") from error
 

@@ -15,7 +15,7 @@ from sim.config.tables import parse_config
 from sim.errors import SchedulerError
 from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.simulation.run import Simulation
-from sim.studies.conformance import DecisionDriver, load_workload, write_log
+from sim.studies.conformance import driver_of, load_workload, write_log
 from sim.studies.conformance.conform import compare
 from sim.studies.conformance.driver import hosted_scheduler
 from sim.studies.conformance.random_v1 import random_workload
@@ -30,7 +30,7 @@ NUM_WORKLOADS, WORKLOADS_A_TEST = 500, 50
 GOLDEN = {
     "0.11": ["v1"],
     "0.32": ["v1_hybrid"],
-    "0.33": ["v1_33", "v1_hybrid", "v1_async", "v1_spec", "v1_offload"],
+    "0.33": ["v1_33", "v1_hybrid", "v1_async", "v1_spec", "v1_offload", "v1_pd"],
 }
 ENDING = ".workload.json"
 
@@ -85,7 +85,7 @@ def test_random_workloads_go_as_in_the_real_engine(first: int) -> None:
 def test_the_hosted_engine_writes_the_golden_logs(name: str, tmp_path: Path) -> None:
     """To the byte: line by line, in our own log form."""
     workload = load_workload(shared(f"conformance/{name}{ENDING}"))
-    driver = DecisionDriver(workload, check=True, scheduler=hosted_scheduler(workload))
+    driver = driver_of(workload, check=True, make=hosted_scheduler)
     log = tmp_path / "hosted.jsonl.gz"
     write_log(driver.lines(), log)
     golden = shared(f"conformance/{name}.golden.jsonl.gz")

@@ -174,6 +174,9 @@ class Request:
             priority=priority,
         )
 
+    def is_finished(self) -> bool:
+        return self.ours.status.is_finished
+
     @property
     def num_tokens(self) -> int:
         return self.ours.num_tokens

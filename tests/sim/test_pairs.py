@@ -15,12 +15,15 @@ from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
 from sim.scheduler.v1.settings import Settings
 from sim.studies.conformance import PairDriver, driver_of
-from sim.studies.conformance.driver import hosted_scheduler
+from sim.studies.conformance.conform import Comparison, Coverage
+from sim.studies.conformance.random_pairs import random_pair_workload
 from sim.studies.conformance.random_v1 import as_workload
+from sim.studies.conformance.shrink import shrunk
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from sim.scheduler.log.lines import Line
+    from sim.studies.conformance import DecisionWorkload
 
 SIDE = {
     "block_size": 4,
@@ -99,6 +102,16 @@ def test_a_failed_pull_is_computed_anew_or_ends_the_request() -> None:
     assert not [t for t, engine, _ in told(lines, "sched") if engine == "D"]
 
 
+def test_a_prompt_of_one_token_is_looked_up_again_once_it_is_read() -> None:
+    """None of it is computed then, as its last token is computed for the output."""
+    lines = list(pair(request(0, 1)).lines())
+    assert told(lines, "recv") == [(4, "D", ["r0"])]
+    looks = [each for each in told(lines, "look") if each[1] == "D"]
+    assert looks == [(2, "D", [["r0", 0, 1]]), (5, "D", [["r0", 0, 0]])]
+    assert told(lines, "sched")[1] == (5, "D", [["r0", 1, "n", 0]])
+    assert told(lines, "bt")[-1] == (2, "D", {"r0": [0, [1]]})  # the same block
+
+
 def test_what_is_aborted_before_its_pull_lets_the_producer_go() -> None:
     lines = list(
         pair(request(0, 40), request(0, 40), request(0, 20, abort_step=5)).lines()
@@ -142,12 +155,42 @@ def test_no_block_is_lost_between_two_engines(case: PairDriver) -> None:
     assert sorted(held) == sorted(gone)
 
 
+def test_random_pairs_reach_the_rules_of_pairs() -> None:
+    coverage = Coverage()
+    for seed in range(24):
+        workload = random_pair_workload(seed, "0.33.0", async_scheduling=seed % 2 > 0)
+        lines = list(driver_of(workload, check=True).lines())
+        coverage.add(workload, Comparison(None, lines))
+    met = coverage.workloads_with
+    missing = {
+        *("pulls", "pulls of nothing", "failed pulls", "failed requests"),
+        *("expired leases", "heartbeats", "preempted decodes", "late frees"),
+        *("wasted tokens", "aborts", "prefix hits", "preemptions"),
+    } - (+met).keys()
+    assert not missing
+
+
+def test_a_pair_that_differs_is_made_small() -> None:
+    """Keys of either engine, and of the way between them, are left out."""
+    whole = random_pair_workload(3, "0.33.0")
+
+    def pulls_late(workload: DecisionWorkload) -> bool:
+        lines = list(driver_of(workload).lines())
+        return any(each["t"] > 20 for each in lines if each.get("pull"))
+
+    assert pulls_late(whole)
+    small = shrunk(whole, pulls_late)
+    assert len(small.requests) == 1
+    pace, decode = small.config["pd"], small.config["decode"]
+    assert not pace.keys() & {"lost", "fail_pulls"}
+    assert decode["policy"] == "fcfs"
+    assert not decode["enable_prefix_caching"]
+
+
 def test_mistakes_are_a_line() -> None:
     config = {"prefill": SIDE, "pd": {}}
     with pytest.raises(ConfigError, match=r"config.decode: a pair needs this engine"):
         as_workload("case", "0.33.0", config, []).side("decode")
-    with pytest.raises(SchedulerError, match="a hosted vLLM is one engine"):
-        hosted_scheduler(as_workload("case", "0.33.0", config | {"decode": SIDE}, []))
     one = KVTransferSettings(KVRole.PRODUCER)
     limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 8}
     with pytest.raises(SchedulerError, match="not built beside pairs of engines"):

@@ -10,7 +10,7 @@ from sim.scheduler.v1 import V1
 
 def _parts() -> Parts:
     from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
-    from sim.scheduler.hosted.offloading import (
+    from sim.scheduler.hosted.connectors import (
         ConnectedVllmScheduler,
         QueuedConnectedVllmScheduler,
     )

@@ -48,6 +48,8 @@ _NAMES = {
 }
 """Where 0.11 to 0.33 keep what is used of them."""
 
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
+
 _LATER_NAMES = {
     "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
     "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
@@ -57,9 +59,9 @@ _LATER_NAMES = {
     "DraftTokenIds": "vllm.v1.outputs",
     "KVTransferConfig": "vllm.config",
     "KVConnectorOutput": "vllm.v1.outputs",
-    "OffloadingWorkerMetadata": (
-        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
-    ),
+    "OffloadingWorkerMetadata": f"{_CONNECTORS}.offloading.common",
+    "NixlBaseConnectorScheduler": f"{_CONNECTORS}.nixl.base_scheduler",
+    "NixlPullConnectorScheduler": f"{_CONNECTORS}.nixl.pull_scheduler",
 }
 """What other layers and other engine cores need; looked for when they are met."""
 

@@ -73,7 +73,7 @@ class QueuedVllmScheduler(VllmScheduler):
             is_held = self.engine.holds(key)
             if is_held and self.engine.is_stale(key):
                 delivery.stale.append(request)
-            if key in wanted:
+            if key in wanted and not (is_held and self.engine.drops_output(key)):
                 (delivery.requests if is_held else delivery.wasted).append(request)
         self._brings = {request_key(request) for request in delivery.requests}
         self.num_wasted_tokens += len(delivery.wasted)

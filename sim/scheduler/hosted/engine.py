@@ -229,6 +229,10 @@ class HostedEngine:
         with self.api.speaking("Scheduler.update_from_output"):
             self.scheduler.update_from_output(step.output, output)
 
+    def worker_output(self, **what: Any) -> Any:
+        """Return what the workers of a KV connector say with an output."""
+        return self.api.call("KVConnectorOutput", what)
+
     # -- drafts ---------------------------------------------------------------
 
     def num_drafts(self, step: HostedStep) -> dict[str, int]:
@@ -289,6 +293,12 @@ class HostedEngine:
         """Whether tokens are in flight from before a preemption."""
         return bool(self.scheduler.requests[request_id].num_stale_output_tokens)
 
+    def drops_output(self, request_id: str) -> bool:
+        """Whether tokens in flight from before a preemption are dropped."""
+        request = self.scheduler.requests[request_id]
+        is_stale = bool(request.num_stale_output_tokens)
+        return is_stale and bool(getattr(request, "drop_stale_output", False))
+
     def num_placeholders(self, request_id: str) -> int:
         """Return how many outputs of steps in flight a request awaits."""
         awaited: int = self.scheduler.requests[request_id].num_output_placeholders
@@ -300,8 +310,9 @@ class HostedEngine:
         return bool(self.scheduler.finished_req_ids)
 
     def holds(self, request_id: str) -> bool:
-        """Whether vLLM still knows a request."""
-        return request_id in self.scheduler.requests
+        """Whether a request has not ended for vLLM; its blocks may be held longer."""
+        request = self.scheduler.requests.get(request_id)
+        return request is not None and not request.is_finished()
 
     @property
     def num_free_blocks(self) -> int:
@@ -332,7 +343,7 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
     config.cache_config = cache_settings(api, cache_config)
     config.model_config = _Model(settings.max_model_len)
     config.speculative_config = _speculative_config(api, settings)
-    if settings.offload is not None:
+    if settings.has_connector:
         config.kv_transfer_config = kv_transfer_config(api, settings, cache_config)
     layout = cache_config.groups
     needed = {

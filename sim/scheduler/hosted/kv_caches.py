@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout, KVCacheSpec
     from sim.scheduler.hosted.api import VllmApi
     from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.connectors.settings import (
+        KVTransferSettings,
+        OffloadSettings,
+    )
     from sim.scheduler.v1.settings import Settings
 
 _INTERVAL = "prefix_cache_retention_interval"
@@ -121,9 +125,31 @@ def _state(api: VllmApi, spec: MambaSpec) -> Any:
 
 
 def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> Any:
-    """Return their configuration of the offloading connector and its CPU tier."""
-    offload = settings.offload
-    assert offload is not None
+    """Return their configuration of the KV connector."""
+    given = settings.offload or settings.kv_transfer
+    assert given is not None
+    return api.call(
+        "KVTransferConfig",
+        {
+            "kv_load_failure_policy": given.kv_load_failure_policy,
+            **(_tier(settings.offload, cache) if settings.offload else {}),
+            **(_side(settings.kv_transfer) if settings.kv_transfer else {}),
+        },
+        {"engine_id": "kvsim"},
+    )
+
+
+def _side(transfer: KVTransferSettings) -> dict[str, Any]:
+    """Return what they take for one side of a pair."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": transfer.kv_role.value,
+        "kv_connector_extra_config": {"kv_lease_duration": transfer.kv_lease_duration},
+    }
+
+
+def _tier(offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
+    """Return what they take for the offloading connector and its CPU tier."""
     # One layer, one head of one element, in float16: K and V of a token.
     block_bytes = 4 * cache.block_size
     pages = -(-block_bytes * offload.blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
@@ -137,16 +163,11 @@ def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> 
         "max_tracker_size": offload.max_tracker_size,
         "sync_load_budget_bytes": 4 * offload.sync_load_budget_tokens,
     }
-    return api.call(
-        "KVTransferConfig",
-        {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-            "kv_load_failure_policy": offload.kv_load_failure_policy,
-        },
-        {"engine_id": "kvsim"},
-    )
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
 
 
 class HostedTables:

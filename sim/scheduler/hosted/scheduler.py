@@ -31,7 +31,7 @@ from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sim.scheduler.hosted.engine import HostedPreemption, HostedStep
     from sim.scheduler.settings import CacheConfig
@@ -133,8 +133,12 @@ class VllmScheduler:
             # Ids follow arrivals; equal times would have vLLM compare objects.
             arrival_time=float(request.request_id),
             priority=request.priority,
-            kv_transfer_params=request.kv_transfer_params,
+            kv_transfer_params=self._parameters(request),
         )
+
+    def _parameters(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what a client would have said to a KV connector."""
+        return request.kv_transfer_params
 
     def abort(self, request: Request) -> None:
         self._num_running -= request.status is RequestStatus.RUNNING

@@ -171,7 +171,7 @@ class PullLines(TransferLines):
 
     def ends(self, report: TransferReport) -> Line:
         names = self._names
-        is_producer = not hasattr(self._scheduler.connector, "awaited")
+        is_producer = self._scheduler.connector.requires_kv_delivery
         moved = "sent" if is_producer else "recv"
         line: Line = {
             "expired": names_of(report.expired, names),

@@ -16,7 +16,7 @@ from sim.errors import SchedulerError, UserError
 from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import DecisionDriver, hosted_scheduler
-from sim.studies.conformance.pair import driver_of
+from sim.studies.conformance.pair import PairDriver, driver_of
 from sim.studies.conformance.sglang import hosted_lines
 from sim.studies.conformance.shrink import shrunk
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
     from sim.scheduler.log.lines import Line
     from sim.studies.conformance.kv_planning import KvCache
-    from sim.studies.conformance.pair import PairDriver
     from sim.studies.conformance.sglang import SglangDriver
     from sim.studies.conformance.workload import DecisionWorkload
 
@@ -71,33 +70,41 @@ class Coverage:
         self.num_workloads += 1
         self.num_steps += len(comparison.lines)
         self.num_preemptions += comparison.num_preemptions
-        config = workload.config
         if workload.generation == SGLANG.name:
             facts = _sglang_facts(workload.engine.model_dump(), comparison.lines)
             self.workloads_with.update({name: int(hit) for name, hit in facts.items()})
             return
+        configs = _engines(workload)
         seen = {
             "preemptions": comparison.num_preemptions > 0,
-            "prefix caching": bool(config.get("enable_prefix_caching", True)),
+            "prefix caching": any(
+                each.get("enable_prefix_caching", True) for each in configs
+            ),
             "prefix hits": any(
                 any(line.get("cached", {}).values()) for line in comparison.lines
             ),
-            "priorities": config.get("policy") == "priority",
-            "thresholds": bool(config.get("long_prefill_token_threshold")),
-            "chunking off": not config.get("chunked_prefill", True),
-            "sliding windows": bool(config.get("sliding_window")),
+            "priorities": any(each.get("policy") == "priority" for each in configs),
+            "thresholds": any(
+                each.get("long_prefill_token_threshold") for each in configs
+            ),
+            "chunking off": not all(
+                each.get("chunked_prefill", True) for each in configs
+            ),
+            "sliding windows": any(each.get("sliding_window") for each in configs),
             "aborts": any("abort" in line for line in comparison.lines),
         }
-        if config.get("async_scheduling"):
+        if any(each.get("async_scheduling") for each in configs):
             for name, key in (("wasted tokens", "wasted"), ("stale tokens", "stale")):
                 seen[name] = any(key in line for line in comparison.lines)
-        if config.get("speculative"):
+        if workload.config.get("speculative"):
             lines = comparison.lines
             verified = [each for line in lines for each in line.get("acc", ())]
             seen["accepted drafts"] = any(each[2] for each in verified)
             seen["padded admissions"] = any(map(_is_padded, lines))
-        if config.get("offload"):
+        if workload.config.get("offload"):
             seen |= _transfer_facts(comparison.lines)
+        if workload.pair is not None:
+            seen |= _pair_facts(comparison.lines)
         if workload.plan is not None:
             seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
@@ -122,6 +129,14 @@ class Coverage:
             "num_preemptions": self.num_preemptions,
             "workloads_with": dict(self.workloads_with),
         }
+
+
+def _engines(workload: DecisionWorkload) -> list[dict[str, Any]]:
+    """Return what each engine of a workload is configured with."""
+    config = workload.config
+    if workload.pair is None:
+        return [config]
+    return [config["prefill"], config["decode"]]
 
 
 def _is_padded(line: Line) -> bool:
@@ -176,6 +191,25 @@ def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
     }
 
 
+def _pair_facts(lines: list[Line]) -> dict[str, bool]:
+    """Return which rules of a pair acted."""
+    names = {
+        "failed pulls": "bad",
+        "failed requests": "errors",
+        "expired leases": "expired",
+        "heartbeats": "heartbeat",
+    }
+    pulls = [pull for line in lines for pull in line.get("pull", ())]
+    decodes = [line for line in lines if line["e"] == "D"]
+    return {
+        "pulls": any(waits for *_, waits in pulls),
+        "pulls of nothing": not all(waits for *_, waits in pulls),
+        "preempted decodes": any("preempt" in line for line in decodes),
+        "late frees": any("delayed" in line for line in decodes),
+        **{name: any(key in line for line in lines) for name, key in names.items()},
+    }
+
+
 def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:
     """Return which kinds of groups there are, and which of their rules acted."""
     specs = [group.spec for group in layout.groups]
@@ -208,7 +242,7 @@ def installed_lines(workload: DecisionWorkload) -> list[Line]:
     """
     if workload.generation == SGLANG.name:
         return hosted_lines(workload)
-    return _lines(DecisionDriver(workload, scheduler=hosted_scheduler(workload)))
+    return _lines(driver_of(workload, make=hosted_scheduler))
 
 
 def compare(workload: DecisionWorkload, hosted: Hosted = installed_lines) -> Comparison:

@@ -142,7 +142,7 @@ class SteppedEngine:
         moves = any(_moves(each) for _, each, _ in self._queue) or getattr(
             scheduler, "awaits_transfers", False
         )
-        line |= self.process()
+        line |= self.process(step)
         if not self._is_left_alone():
             self._rounds.clear()
         elif not moves and self._is_busy():
@@ -152,12 +152,12 @@ class SteppedEngine:
             self._refuse_rounds(step)
         return line
 
-    def process(self) -> Line:
-        """Let the output of the oldest batch appear."""
+    def process(self, now: int) -> Line:
+        """Let the output of the oldest batch appear, in iteration `now`."""
         scheduler: Any = self.scheduler
         step, output, transfers = self._queue.popleft()
         num_tokens = _num_tokens(output.scheduled)
-        finished = self._sample(output, step, float(step))
+        finished = self._sample(output, step, float(now))
         line: Line = {}
         if isinstance(self._sample, InFlightSampler):
             line = self._delivered(step, self._sample.delivery)
@@ -313,7 +313,7 @@ class DecisionDriver:
                 if engine.ending:
                     return
             elif engine.awaits_output:
-                yield line | engine.process()
+                yield line | engine.process(step)
             step += 1
         engine.ending = "done"
 
@@ -385,12 +385,10 @@ def make_scheduler(workload: DecisionWorkload, **more: Any) -> Any:
 
 
 def hosted_scheduler(workload: DecisionWorkload) -> Any:
-    """Construct the installed vLLM's own scheduler for a workload of V1."""
-    if workload.pair is not None:
-        raise SchedulerError(
-            "a hosted vLLM is one engine, and the workload is of a pair; leave "
-            "--scheduler out"
-        )
+    """Construct the installed vLLM's own scheduler for a workload of V1.
+
+    That of a pair is of one of its sides.
+    """
     if workload.generation != V1.name:
         raise SchedulerError(
             f"a hosted vLLM takes workloads of V1, and the reference "

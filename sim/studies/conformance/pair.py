@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.driver import (
@@ -23,9 +23,8 @@ from sim.studies.conformance.played_pair import (
 from sim.studies.conformance.sglang import SglangDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from sim.scheduler.base import Scheduler
     from sim.scheduler.log.lines import Line
     from sim.scheduler.request import Request
     from sim.studies.conformance.requests import DecisionRequest
@@ -36,7 +35,7 @@ def driver_of(
     workload: DecisionWorkload,
     *,
     check: bool = False,
-    scheduler: Scheduler | None = None,
+    make: Callable[[DecisionWorkload], Any] = make_scheduler,
 ) -> DecisionDriver | PairDriver | SglangDriver:
     """Return what steps through a workload.
 
@@ -46,19 +45,19 @@ def driver_of(
         Of one engine, or of a pair.
     check
         Whether schedulers prove their invariants after every call.
-    scheduler
-        What decides, if not ours; of a single engine.
+    make
+        Constructs what decides, for a workload of one engine.
 
     Raises
     ------
     SchedulerError
         If the engine cannot be configured so.
     """
-    if workload.generation == SGLANG.name and scheduler is None:
+    if workload.generation == SGLANG.name and make is make_scheduler:
         return SglangDriver(workload, check=check)
     if workload.pair is None:
-        return DecisionDriver(workload, check=check, scheduler=scheduler)
-    return PairDriver(workload, check=check)
+        return DecisionDriver(workload, check=check, scheduler=make(workload))
+    return PairDriver(workload, check=check, make=make)
 
 
 class PairDriver:
@@ -70,9 +69,17 @@ class PairDriver:
         One that has a `pair`.
     check
         Whether schedulers prove their invariants after every call.
+    make
+        Constructs the scheduler of either engine.
     """
 
-    def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        workload: DecisionWorkload,
+        *,
+        check: bool = False,
+        make: Callable[[DecisionWorkload], Any] = make_scheduler,
+    ) -> None:
         pair = workload.pair
         assert pair is not None
         self._pace: PairPace = pair
@@ -91,7 +98,7 @@ class PairDriver:
         self._producer, self._consumer = (
             SteppedEngine(
                 side,
-                make_scheduler(side),
+                make(side),
                 self._prompts,
                 is_left_alone=self._is_left_alone,
                 check=check,
@@ -137,7 +144,7 @@ class PairDriver:
                     line |= (
                         engine.call(step, aborted[letter])
                         if engine.is_due
-                        else engine.process()
+                        else engine.process(step)
                     )
                     yield line
                     if engine.ending:

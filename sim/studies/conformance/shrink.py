@@ -30,6 +30,9 @@ _SIMPLE: dict[str, Any] = {
 }
 """Settings at which a rule does nothing."""
 
+_SIMPLE_WAY: dict[str, Any] = {"route_delay": 0, "lost": None, "fail_pulls": None}
+"""The same of the way between two engines."""
+
 _PLAIN_KV = (
     "disable_hybrid_kv_cache_manager",
     "prefix_match_unit",
@@ -75,12 +78,8 @@ def _smaller(workload: DecisionWorkload) -> Iterator[DecisionWorkload]:
         yield workload.model_copy(
             update={"requests": [_earlier(request, first) for request in requests]}
         )
-    for key, simple in _SIMPLE.items():
-        if key in workload.config and workload.config[key] != simple:
-            config = {k: v for k, v in workload.config.items() if k != key}
-            if simple is not None:
-                config[key] = simple
-            yield workload.model_copy(update={"config": config})
+    for config in _plainer_configs(workload):
+        yield workload.model_copy(update={"config": config})
     if workload.kv is not None:
         for kv in _fewer_layers(workload.kv, workload.config):
             yield workload.model_copy(update={"kv": kv})
@@ -90,6 +89,30 @@ def _smaller(workload: DecisionWorkload) -> Iterator[DecisionWorkload]:
             changed = request.model_copy(update=changes)
             rest = [*requests[:index], changed, *requests[index + 1 :]]
             yield workload.model_copy(update={"requests": rest})
+
+
+def _plainer_configs(workload: DecisionWorkload) -> Iterator[dict[str, Any]]:
+    """Return configurations of which a key is plainer, in one of the engines."""
+    config = workload.config
+    if workload.pair is None:
+        yield from _plainer_keys(config, _SIMPLE)
+        return
+    for engine, simple in (
+        ("pd", _SIMPLE_WAY),
+        ("prefill", _SIMPLE),
+        ("decode", _SIMPLE),
+    ):
+        for plainer in _plainer_keys(config[engine], simple):
+            yield config | {engine: plainer}
+
+
+def _plainer_keys(
+    config: dict[str, Any], simple: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for key, value in simple.items():
+        if key in config and config[key] != value:
+            plainer = {k: v for k, v in config.items() if k != key}
+            yield plainer if value is None else plainer | {key: value}
 
 
 def _fewer_layers(kv: KvCache, config: dict[str, Any]) -> Iterator[KvCache]:
@@ -132,6 +155,8 @@ def _plainer(request: DecisionRequest, earliest: int) -> Iterator[dict[str, Any]
         yield {"abort_step": None}
     if request.priority:
         yield {"priority": 0}
+    if request.route_delay is not None:
+        yield {"route_delay": None}
     if request.stop_after is not None:
         yield {"stop_after": None}
     for output_len in (1, request.output_len // 2, request.output_len - 1):

@@ -251,6 +251,15 @@ class KVConnector(Protocol):
         ...
 
     @property
+    def keeps_loads(self) -> bool:
+        """Whether it has again what it has loaded, once that was loaded.
+
+        A prompt of one token has none computed then, and is looked up anew. A release
+        would load it for ever; here it is taken as it is.
+        """
+        ...
+
+    @property
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping, requests or not."""
         ...

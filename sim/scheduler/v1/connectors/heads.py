@@ -26,12 +26,23 @@ class Look(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A request that could be admitted, and what is known of it."""
+    """A request that could be admitted, and what is known of it.
+
+    Attributes
+    ----------
+    found, num_local_tokens
+        Its hit in the GPU's pool.
+    num_external_tokens, is_async
+        See `sim.scheduler.v1.connectors.base.Match`.
+    is_looked_up
+        Whether that is from now; if not, it holds blocks that are computed.
+    """
 
     found: Found
     num_local_tokens: int
     num_external_tokens: int
     is_async: bool
+    is_looked_up: bool = True
 
     @property
     def num_computed_tokens(self) -> int:

@@ -101,6 +101,7 @@ class OffloadingConnector:
 
     fills_blocks = True
     requires_kv_delivery = False
+    keeps_loads = True
 
     @property
     def keeps_still(self) -> bool:

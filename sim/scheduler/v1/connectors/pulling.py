@@ -44,6 +44,7 @@ class ProducerConnector:
     fills_blocks = False
     requires_kv_delivery = True
     keeps_still = False
+    keeps_loads = False
     ends_quietly = False
 
     def __init__(self, settings: KVTransferSettings) -> None:
@@ -134,6 +135,7 @@ class ConsumerConnector:
     fills_blocks = True
     requires_kv_delivery = False
     keeps_still = False
+    keeps_loads = False
     ends_quietly = False
 
     def __init__(self, settings: KVTransferSettings, block_size: int) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _running_order = attrgetter("order")
 _LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
+_WAITING = RequestStatus.WAITING
 
 
 class ConnectorScheduler(Scheduler):
@@ -211,15 +212,14 @@ class ConnectorScheduler(Scheduler):
             self.tables.register(request, num_computed_tokens)
         if num_computed_tokens == request.num_tokens:
             request.num_computed_tokens -= 1  # the last one is computed for its output
-        request.move_to(
-            _PREEMPTED if request.num_preemptions else RequestStatus.WAITING
-        )
+        request.move_to(_PREEMPTED if request.num_preemptions else _WAITING)
         return True
 
     def _head(self, request: Request) -> Head | None:
         """Look up a head; None to ask again in another call."""
-        if request.table is not None:
-            return Head(NOTHING_FOUND, request.num_computed_tokens, 0, is_async=False)
+        num_computed = request.num_computed_tokens
+        if request.table is not None and (num_computed or self.connector.keeps_loads):
+            return Head(NOTHING_FOUND, num_computed, 0, False, is_looked_up=False)
         found = self.tables.find(request, request.num_tokens)
         num_local = found.num_blocks * self.block_size
         match = self.connector.get_num_new_matched_tokens(request, num_local)
@@ -238,7 +238,6 @@ class ConnectorScheduler(Scheduler):
             if not self.gate.lets_in(request, num_tokens, head.found, self.step):
                 return False
             tables.begin(request, num_tokens, head.found)
-            self._count_hits(request, head)
         else:
             num_all = min(request.num_tokens, self._most_slots)
             num_needed = self._num_missing_blocks(
@@ -247,6 +246,8 @@ class ConnectorScheduler(Scheduler):
             if num_needed + self._num_spare_blocks() > tables.num_free_blocks:
                 return False
             tables.extend(request, num_tokens, num_computed)
+        if head.is_looked_up:
+            self._count_hits(request, head)
         self.connector.update_state_after_alloc(
             request, partial(self.block_ids, request), head.num_external_tokens
         )

@@ -1,0 +1,148 @@
+"""The NIXL connector of an installed vLLM, in pull mode: one side of a pair.
+
+Its scheduler's side is theirs, unmodified. The clock that it reads is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sim.scheduler.hosted.scheduler import request_key
+from sim.scheduler.v1.connectors.base import Pull, StepPulls
+from sim.scheduler.v1.connectors.settings import KVRole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sim.scheduler.hosted.api import VllmApi
+    from sim.scheduler.hosted.engine import HostedEngine, HostedStep
+    from sim.scheduler.hosted.scheduler import HostedSettings
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.base import TransferReport
+
+_OTHER_SIDE = "other side"
+
+
+class _Clock:
+    """Stands for the module ``time`` in theirs: simulated seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        """Return when it is."""
+        return self.now_s
+
+
+def _clock_of(api: VllmApi) -> _Clock:
+    """Return the clock that theirs reads; there is one in a process."""
+    modules = [
+        sys.modules[each.__module__]
+        for each in (api.NixlBaseConnectorScheduler, api.NixlPullConnectorScheduler)
+    ]
+    clock = vars(modules[0])["time"]
+    if not isinstance(clock, _Clock):
+        clock = _Clock()
+        for module in modules:
+            vars(module)["time"] = clock
+    return clock
+
+
+class HostedPairConnector:
+    """Their NIXL connector, of a producer or a consumer.
+
+    Parameters
+    ----------
+    engine, settings
+        Whose it is.
+    requests
+        All requests, by their ids.
+    """
+
+    def __init__(
+        self,
+        engine: HostedEngine,
+        settings: HostedSettings,
+        requests: dict[str, Request],
+    ) -> None:
+        transfer = settings.kv_transfer
+        assert transfer is not None
+        self._engine = engine
+        self._requests = requests
+        self._pulls = StepPulls()
+        self._pulling: set[str] = set()
+        self.requires_kv_delivery = transfer.kv_role is KVRole.PRODUCER
+        self._theirs = engine.api.attribute(
+            engine.scheduler, "connector.connector_scheduler"
+        )
+        self._clock = _clock_of(engine.api)
+
+    @property
+    def awaits_transfers(self) -> bool:
+        requests = self._engine.scheduler.requests.values()
+        return bool(self._theirs._reqs_need_recv or self._pulling) or (
+            self.requires_kv_delivery and any(each.is_finished() for each in requests)
+        )
+
+    def parameters(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what a proxy hands on, as theirs names it."""
+        given = request.kv_transfer_params
+        if given is None or not given.get("do_remote_prefill"):
+            return given
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": (list(given["remote_block_ids"]),),
+            "remote_engine_id": _OTHER_SIDE,
+            "remote_request_id": request_key(request),
+            "remote_host": "localhost",
+            "remote_port": 1,
+            "tp_size": 1,
+        }
+
+    def begin(self, now_s: float) -> StepPulls:
+        self._clock.now_s = now_s
+        self._pulls = StepPulls()
+        return self._pulls
+
+    def asked(self, step: HostedStep) -> None:
+        pulls, requests = self._pulls, self._requests
+        meta = self._engine.api.attribute(step.output, "kv_connector_metadata")
+        pulls.sends = [
+            (requests[key], expiry_s) for key, expiry_s in meta.reqs_to_send.items()
+        ]
+        for key, each in meta.reqs_to_recv.items():
+            (own,) = each.local_block_ids or ([],)
+            (remote,) = each.remote.block_ids
+            waits = each.awaiting_kvs
+            pulls.pulls.append(Pull(requests[key], list(own), list(remote), waits))
+            if waits:
+                self._pulling.add(key)
+        if meta.heartbeat_by_engine:
+            wanted = meta.heartbeat_by_engine[_OTHER_SIDE].req_ids
+            pulls.heartbeat = [requests[key] for key in sorted(wanted)]
+
+    def reported(
+        self, report: TransferReport, now_s: float
+    ) -> tuple[Any, list[Request]]:
+        self._clock.now_s = now_s  # requests that end now hold their blocks from now on
+        moved = [request_key(each) for each in report.moved]  # walked in this order
+        if self.requires_kv_delivery:
+            return self._engine.worker_output(finished_sending=moved), list(
+                report.moved
+            )
+        self._pulling.difference_update(moved)
+        # Blocks that were to be filled are told besides, as its worker does.
+        invalid = {
+            block.block_id
+            for each in report.failed
+            for block in self._engine.tables(request_key(each))[0]
+            if block.block_hash is None
+        }
+        output = self._engine.worker_output(
+            finished_recving=moved,
+            failed_recving={request_key(each) for each in report.failed},
+            invalid_block_ids=invalid,
+        )
+        return output, list(report.moved)

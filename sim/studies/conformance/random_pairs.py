@@ -1,0 +1,94 @@
+"""Random decision workloads for V1: one engine prefills, another one decodes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sim.scheduler.v1.dialect import dialect_of
+from sim.studies.conformance.random_v1 import (
+    ABORTED_SHARE,
+    as_workload,
+    random_config,
+    random_requests,
+    stop_some,
+    withdraw_some,
+)
+
+if TYPE_CHECKING:
+    from sim.scheduler.v1.dialect import V1Dialect
+    from sim.studies.conformance.workload import DecisionWorkload
+
+_LOST_SHARE = 0.2
+_FAILING_SHARE = 0.3
+
+
+def random_pair_workload(
+    seed: int, release: str, *, async_scheduling: bool = False
+) -> DecisionWorkload:
+    """Return the workload of a seed, for two engines of a release.
+
+    Blocks and the longest sequence are the same on both, all else is drawn for each.
+    With asynchronous scheduling on one of them, or both, it is the same but for outputs
+    that end early.
+    """
+    draw, dialect = Random(f"conform pairs {seed}"), dialect_of(release)
+    prefill = _side(draw, dialect)
+    decode = _alike(_side(draw, dialect), prefill)
+    requests = random_requests(draw, prefill | {"policy": decode["policy"]})
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
+    for request in requests:
+        if draw.random() < 0.2:
+            request["route_delay"] = draw.choice((0, 1, 10))
+    way = _way(draw, [request["id"] for request in requests])
+    name = f"pairs, seed {seed}"
+    if async_scheduling:
+        ahead = Random(f"ahead {seed}").choice(
+            ((True, True), (True, False), (False, True))
+        )
+        prefill["async_scheduling"], decode["async_scheduling"] = ahead
+        name += ", asynchronous"
+        stop_some(Random(f"stops {seed}"), requests)
+    config = {"pd": way, "prefill": prefill, "decode": decode}
+    return as_workload(name, release, config, requests)
+
+
+def _side(draw: Random, dialect: V1Dialect) -> dict[str, Any]:
+    config = random_config(draw, dialect)
+    config.pop("sliding_window", None)
+    return config
+
+
+def _alike(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return an engine with the blocks and the longest sequence of another one."""
+    block_size, longest = other["block_size"], other["max_model_len"]
+    needed = -(-longest // block_size) + 1
+    changes = {
+        "block_size": block_size,
+        "max_model_len": longest,
+        "num_gpu_blocks": max(config["num_gpu_blocks"], needed),
+        "long_prefill_token_threshold": min(
+            config["long_prefill_token_threshold"], longest
+        ),
+    }
+    if not config["chunked_prefill"]:
+        changes["max_num_batched_tokens"] = max(
+            config["max_num_batched_tokens"], longest
+        )
+    return config | changes
+
+
+def _way(draw: Random, names: list[str]) -> dict[str, Any]:
+    """Return how requests and blocks come from one engine to the other."""
+    way: dict[str, Any] = {
+        "kv_lease_duration": draw.choice((1, 5, 6, 12, 30, 30, 60)),
+        "kv_load_failure_policy": draw.choice(("fail", "recompute")),
+        "route_delay": draw.choice((0, 0, 1, 4, 20)),
+        "pull": [draw.choice((0, 0, 1, 3, 12)), draw.choice((0, 0, 1, 2, 5))],
+    }
+    if draw.random() < _LOST_SHARE:
+        way["lost"] = [name for name in names if draw.random() < 0.3]
+    if draw.random() < _FAILING_SHARE:
+        way["fail_pulls"] = sorted(draw.sample(range(16), draw.randint(1, 8)))
+    return way
