@@ -202,6 +202,16 @@ def test_a_dry_run_prints_the_runs_and_starts_none(
             [],
             "the sweep has 531,441 runs; more than 10,000 are started only with --yes",
         ),
+        (
+            {"random": {"num_runs": 10**30, "ranges": {"seed": {"int": [0, 9]}}}},
+            ["--dry-run"],
+            "runs; one sweep has at most 1,000,000: leave out values, or make several",
+        ),
+        (
+            {"grid": GRID, "repeats": 10**12},
+            ["--yes"],
+            "runs; one sweep has at most 1,000,000: leave out values, or make several",
+        ),
         ({"grid": GRID}, ["--workers", "0"], "--workers takes a number of at least 1"),
         (
             {"grid": GRID},

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_UNASKED = 10_000
 """Runs of a sweep that need no ``--yes``."""
+MAX_RUNS = 1_000_000
+"""Runs that one sweep may have: each is held with its whole configuration."""
 
 _MOST_TRIED = 256
 _TABLES = frozenset({"workload", "synthetic", "preset", "engine"})
@@ -56,19 +59,33 @@ class Sweep:
     ----------
     file
         The sweep file, read.
+
+    Raises
+    ------
+    ConfigError
+        For more than `MAX_RUNS` runs, before any value is drawn.
     """
 
     def __init__(self, file: SweepFile) -> None:
         self.file = file
         self.spec = file.spec
+        if self.num_runs > MAX_RUNS:
+            raise ConfigError(
+                f"the sweep has {self.num_runs:,} runs; one sweep has at most "
+                f"{MAX_RUNS:,}: leave out values, or make several"
+            )
         self._blocks = self._read_blocks()
 
     @property
     def num_runs(self) -> int:
         """How many runs there are."""
-        num = self.spec.repeats
-        for block in self._blocks:
-            num *= len(block)
+        spec = self.spec
+        num = spec.repeats * prod(map(len, (spec.grid or {}).values()))
+        if spec.list is not None:
+            num *= len(spec.list)
+        for block in (spec.random, spec.latin_hypercube):
+            if block is not None:
+                num *= block.num_runs
         return num
 
     def runs(self) -> Iterator[Expanded]:
