@@ -135,13 +135,18 @@ class LoneClock(Clock):
 
     def run_to(self, time_s: float, priority: float) -> None:
         """Let all happen until a time, and at that up to a priority."""
-        self._limit_s = time_s if priority < STEP_PRIORITY else nextafter(time_s, inf)
-        while self.next_s < time_s or (
-            self.next_s == time_s and self._next_priority <= priority
-        ):
-            self._go()
-        self._limit_s = inf
-        self._now, self.turn = max((self._now, self.turn), (time_s, priority))
+        if self.next_s <= time_s:
+            limit_s = time_s if priority < STEP_PRIORITY else nextafter(time_s, inf)
+            self._limit_s = limit_s
+            while self.next_s < time_s or (
+                self.next_s == time_s and self._next_priority <= priority
+            ):
+                self._go()
+            self._limit_s = inf
+        if time_s > self._now:
+            self._now, self.turn = time_s, priority
+        elif time_s == self._now and priority > self.turn:
+            self.turn = priority
 
     def run_out(self) -> None:
         """Let all happen."""

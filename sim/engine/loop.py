@@ -64,7 +64,8 @@ class Engine:
         it they block the queue as they would the real engine's (invariant 7).
     horizon
         Returns a time in seconds before which nobody submits or aborts: a stretch ends
-        with the first step that ends there or later. By default, the next event.
+        with the first step that ends there or later. By default, the next event, or
+        never if it is interruptible.
     stepwise
         Whether every step is taken in full, whatever the scheduler keeps.
     pace
@@ -233,7 +234,8 @@ class Engine:
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
         priority, is_lone = self._priority, env.is_lone
-        looks_ahead = self.looks_ahead and self.is_interruptible
+        is_interruptible = self.is_interruptible
+        looks_ahead = self.looks_ahead and is_interruptible
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active = log.ends_s, recorder.active
         empty_steps, observers = self.empty_steps, self._observers
@@ -300,8 +302,10 @@ class Engine:
                     until_s = next_s if next_s < event_s else event_s
                     if horizon is not None:
                         until_s = min(next_s, horizon())
+                    elif is_interruptible:
+                        until_s = next_s
                     ends = []
-                    if horizon is not None and self.is_interruptible:
+                    if is_interruptible:
                         ends = quiet_ends(step, num_steps, now_s, until_s)
                         if ends and event_s <= ends[-1] < inf:
                             if ends[-1] >= until_s:  # one that is looked at is alone:

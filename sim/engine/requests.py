@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from math import nan
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -219,18 +219,21 @@ def _of_columns(columns: RequestColumns, max_model_len: int) -> LateRequests[_Le
     first_parent_id, first_text = columns.first_request_id, columns.first_text
     assert isinstance(priority, int)
 
+    # Most workloads count from 0; a number more is an object more.
+    are_first = not (first_parent_id or first_text)
+
     def make(row: _Lengths) -> ColumnRequest:
         index, arrival_s, num_prompt_tokens, num_output_tokens, limit, longest = row
         request = new(ColumnRequest)
         request.request_id = index
         request.arrival_s = arrival_s
         request.num_prompt_tokens = request.num_tokens = num_prompt_tokens
-        request.text = first_text + index
+        request.text = index if are_first else first_text + index
         request.max_num_tokens = longest
         request.oracle_num_tokens = num_prompt_tokens + num_output_tokens
         request.priority = priority
         request.max_output_tokens = limit
-        request.parent_id = first_parent_id + index
+        request.parent_id = index if are_first else first_parent_id + index
         request.status = _WAITING
         request.reason = ""
         request.num_computed_tokens = 0
@@ -265,6 +268,10 @@ def _rows(
     most = limits.copy()
     most[np.equal(limits, np.array(None))] = max_model_len
     longest = np.minimum(prompts + most.astype(np.int64), max_model_len)
-    every = columns.arrival_s, prompts, columns.num_output_tokens, limits, longest
+    every = columns.arrival_s, prompts, columns.num_output_tokens, limits
+    most_of_all: Iterable[int] = longest.tolist()
+    if (longest == max_model_len).all():
+        most_of_all = repeat(max_model_len, len(columns))
     numbers = range(first, first + len(columns))
-    return zip(numbers, *(column.tolist() for column in every), strict=True)
+    lists = (column.tolist() for column in every)
+    return zip(numbers, *lists, most_of_all, strict=True)

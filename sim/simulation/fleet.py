@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cache.v1.runs.tables import RunTables
@@ -267,7 +266,7 @@ class Fleet:
         """Return engines on clocks of their own that are handed requests."""
         engines = []
         for place in range(len(self.schedulers)):
-            engine = self._engine(place, None, _never, LoneClock())
+            engine = self._engine(place, None, None, LoneClock())
             engine.is_interruptible = True
             engine.looks_ahead = looks_ahead
             engines.append(engine)
@@ -315,10 +314,9 @@ class Fleet:
             return
         engine.is_interruptible = True
         engine.looks_ahead = is_announced and not self.comes_and_goes
-        if getattr(engine.scheduler, "foresees_usage", False):
-            engine.horizon = _never  # what is looked at is known amid quiet steps, too
-        else:
+        if not getattr(engine.scheduler, "foresees_usage", False):
             engine.horizon = horizon_of(engines, watches, heeds_arrivals=False)
+        # Otherwise what is looked at is known amid quiet steps, too.
 
     def _engines(
         self,
@@ -460,10 +458,6 @@ def _looks_when_it_likes(router: Any) -> bool:
     if getattr(router, "looks_at_arrivals_only", False):
         return False
     return not _LOOKS.isdisjoint(signature(type(router)).parameters)
-
-
-def _never() -> float:
-    return inf
 
 
 def _run_on(engine: Engine) -> None:

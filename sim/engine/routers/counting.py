@@ -117,18 +117,17 @@ class Draws:
         """Return a number from 0 on below `bound`, at most 2**32 - 1."""
         if bound == 1:
             return 0
-        product = self._word() * bound
-        if product & _MOST_WORD < bound:
-            least = (_MOST_WORD + 1 - bound) % bound
-            while product & _MOST_WORD < least:
-                product = self._word() * bound
-        return product >> 32
+        least = (_MOST_WORD + 1) % bound
+        while True:
+            if not self._words:
+                self._draw()
+            product = self._words.pop() * bound
+            if product & _MOST_WORD >= least:
+                return product >> 32
 
-    def _word(self) -> int:
-        if not self._words:
-            drawn = self._stream.integers(_MOST_WORD + 1, size=1024, dtype=np.uint32)
-            self._words = drawn[::-1].tolist()
-        return self._words.pop()
+    def _draw(self) -> None:
+        drawn = self._stream.integers(_MOST_WORD + 1, size=1024, dtype=np.uint32)
+        self._words = drawn[::-1].tolist()
 
 
 class RandomRouter(CountingRouter):
@@ -172,15 +171,15 @@ class LeastRequests(RandomRouter):
             self._by_count[loads[place]].append(place)
         self._least = min(loads[place] for place in self.places)
 
-    def choose(self, request: Request) -> int:
-        place = self._pick(request)
-        self.num_in_flight[place] += 1
-        least = self._least
-        by_count = self._by_count
+    def _pick(self, request: Request) -> int:
+        del request
+        least, by_count = self._least, self._by_count
+        places = by_count[least]
+        place = places.pop(self._draw(len(places)))
         if least + 1 == len(by_count):
             by_count.append([])
         insort(by_count[least + 1], place)
-        if not by_count[least]:
+        if not places:
             self._least = least + 1
         return place
 
@@ -195,12 +194,6 @@ class LeastRequests(RandomRouter):
         del equals[index]
         insort(self._by_count[num_before - 1], place)
         self._least = min(self._least, num_before - 1)
-
-    def _pick(self, request: Request) -> int:
-        """Take a place of those with the fewest out of their list."""
-        del request
-        places = self._by_count[self._least]
-        return places.pop(self._draw(len(places)))
 
 
 class PowerOfTwo(RandomRouter):

@@ -275,6 +275,7 @@ class ClockedSteps(Steps):
                 begins_s, scheduler.num_blocks_by_group
             )
         self._shown = ShownSteps(owner, self)
+        self._foresees_usage: bool = getattr(scheduler, "foresees_usage", False)
         count_blocks = getattr(scheduler, "count_blocks", None)
         if count_blocks is not None and self._may_stretch():
             count_blocks()
@@ -366,7 +367,7 @@ class ClockedSteps(Steps):
         return finished
 
     def ends_unseen(self, step: int) -> bool:
-        if step == self.due_steps[0] or not self._scheduler.foresees_usage:
+        if step == self.due_steps[0] or not self._foresees_usage:
             return False
         for request in self._scheduler.completing:  # most often one
             if last_num_tokens(request) <= request.num_tokens + 1:
