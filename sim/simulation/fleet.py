@@ -196,15 +196,17 @@ class Fleet:
         """Return how many leading blocks of a prompt engines have cached."""
         tokens, num_tokens = request.tokens, request.num_prompt_tokens
         found = []
+        size = num_blocks = 0
         for place in places:
             scheduler: Any = self.schedulers[place]
             tables = scheduler.tables
             if not scheduler.enable_caching:
                 found.append(0)
             elif type(tables) is RunTables:
-                num_blocks = num_tokens // tables.block_size
-                runs = tokens.block_runs(tables.block_size)
-                runs.cover(num_blocks)
+                if tables.block_size != size:
+                    size = tables.block_size
+                    runs, num_blocks = tokens.block_runs(size), num_tokens // size
+                    runs.cover(num_blocks)
                 found.append(tables.num_cached(runs, num_blocks))
             else:  # a token more, for the last block; what is noted is not the engine's
                 hit = tables.find(request.again(), num_tokens + 1)

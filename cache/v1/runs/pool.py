@@ -74,22 +74,23 @@ class RunPool:
         taken = loose[: -num_blocks - 1 : -1]
         del loose[len(loose) - len(taken) :]
         if len(taken) < num_blocks:
-            self._take_queued(taken, num_blocks - len(taken))
+            taken = _joined(taken, self._take_queued(num_blocks - len(taken)))
         if self.observer is not None and taken:
             self.observer.taken(taken)
         return taken
 
-    def _take_queued(self, taken: list[int], num_missing: int) -> None:
-        """Add blocks from the front of the queue of extents to `taken`."""
+    def _take_queued(self, num_missing: int) -> list[int]:
+        """Take blocks from the front of the queue of extents."""
         end, first = self._queue.end, self.index.first
         is_watched = self.observer is not None or self.index.copies
         extent = end.next
+        taken: list[int] = []
         while num_missing:
             ids, key = extent.ids, extent.key
             num_blocks = len(ids)
             if num_blocks > num_missing:
                 self._evict(extent, num_missing)
-                taken += ids[: -num_missing - 1 : -1]
+                taken = _joined(taken, ids[: -num_missing - 1 : -1])
                 del ids[-num_missing:]
                 break
             if key is None:
@@ -101,11 +102,12 @@ class RunPool:
                 del first[key]
             num_missing -= num_blocks
             ids.reverse()
-            taken += ids
+            taken = _joined(taken, ids)
             after = extent.next
             extent.next = after.prev = end  # what is gone keeps nothing else alive
             extent = after
         end.next = extent
+        return taken
 
     def _evict(self, extent: Extent, num_blocks: int) -> None:
         """Forget the content of the last blocks of an extent that are being taken."""
@@ -302,3 +304,11 @@ class RunPool:
                 "pool: {} has a key and is not indexed",
                 extent,
             )
+
+
+def _joined(ids: list[int], more: list[int]) -> list[int]:
+    """Join two lists of ids that nothing else needs; mostly the first is empty."""
+    if not ids:
+        return more
+    ids += more
+    return ids

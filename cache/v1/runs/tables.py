@@ -192,7 +192,11 @@ class RunTables:
     def _lengthen(self, table: RunTable, num_new_blocks: int, num_tokens: int) -> None:
         """Add blocks to a table and register what `num_tokens` tokens fill."""
         if num_new_blocks > 0:
-            table.unregistered += self._pool.take(num_new_blocks)
+            ids = self._pool.take(num_new_blocks)
+            if table.unregistered:
+                table.unregistered += ids
+            else:
+                table.unregistered = ids
             self.num_free_blocks -= num_new_blocks
             self.num_logical_blocks += num_new_blocks
         num_full = num_tokens // self.block_size - table.num_registered
@@ -272,29 +276,29 @@ class RunTables:
     def _register(self, table: RunTable, num_blocks: int) -> None:
         """Make the next `num_blocks` blocks of a table findable. O(runs)."""
         ids = table.unregistered
+        table.unregistered = ids[num_blocks:]
+        del ids[num_blocks:]
         keys, ends = table.runs.keys, table.runs.ends
         run, position = table.run, table.num_registered
         stop = position + num_blocks
         if not ends or stop > ends[-1]:
             table.runs.cover(stop)
-        done = 0
-        while done < num_blocks:
+        while ids:
             while position >= ends[run]:
                 run += 1
             key, end = keys[run], ends[run]
-            fresh = ids[done : (end if end < stop else stop) - position + done]
+            fresh = ids if stop <= end else ids[: end - position]
             if key in self._first:
                 num_done = self._go_on(table, run, fresh)
             else:
                 num_done = len(fresh)
                 self._add_part(table, self._index.append(key, None, fresh))
-            done += num_done
             position += num_done
             table.num_registered = position
+            ids = ids[num_done:]
         table.run = run
         if ends[run] < FAR:
             table.growing = NOT_GROWING
-        del ids[:num_blocks]
 
     def _add_part(self, table: RunTable, extent: Extent) -> None:
         """Register an extent that a table begins."""
@@ -360,6 +364,9 @@ class RunTables:
             return False
         for request in requests:
             table: RunTable = request.table
+            key = table.growing.key
+            if key is not None and key not in watched:
+                continue  # it fills nothing else
             runs = table.runs
             if type(runs) is not BlockRuns:
                 return True  # its keys are not known before they are hashed

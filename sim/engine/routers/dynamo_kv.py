@@ -96,6 +96,11 @@ class HeldBlocks:
             held = self._stretches.get(runs[0][0])
             if held is None:
                 break
+            own = held.runs
+            if own == runs[: len(own)]:  # mostly
+                num_shared += held.num_blocks
+                runs = runs[len(own) :]
+                continue
             num_common = held.num_common(runs)
             num_shared += num_common
             if num_common < held.num_blocks:
@@ -338,14 +343,19 @@ class DynamoKv(RandomRouter):
     ) -> list[float]:
         """Return the cost of each engine, by place."""
         costs = []
-        num_prompt_blocks = request.num_prompt_tokens // self._block_size
+        num_prompt_tokens, size = request.num_prompt_tokens, self._block_size
+        num_prompt_blocks = num_prompt_tokens // size
         for place, overlap in enumerate(overlaps):
-            num_tokens = self.num_computing(place) + request.num_prompt_tokens
-            num_prefill = num_tokens / self._block_size - self._credit * overlap
+            num_tokens = self.num_computing(place) + num_prompt_tokens
+            num_prefill = num_tokens / size - self._credit * overlap
             held = self._blocks[place]
-            num_blocks = held.num_blocks + num_prompt_blocks - held.num_shared(runs)
+            num_blocks = held.num_blocks + num_prompt_blocks
+            if held.num_blocks:
+                num_blocks -= held.num_shared(runs)
+            if num_prefill < 0.0:
+                num_prefill = 0.0
             costs.append(
-                self._scale * max(num_prefill, 0.0)
+                self._scale * num_prefill
                 + num_blocks
                 + self._weight * self.num_in_flight[place]
             )
