@@ -36,17 +36,21 @@ from tests.shared import shared
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cache.prompt_tree import PromptTree
+
 Pieces = tuple[tuple[int, int, int], ...]
 
 
-def request(number: int = 0, *segments: tuple[int, int]) -> Request:
+def request(
+    number: int = 0, *segments: tuple[int, int], tree: PromptTree | None = None
+) -> Request:
     prompt = segments or ((number + 1, 8),)
     length = sum(each for _, each in prompt)
     return Request(
         request_id=number,
         arrival_s=float(number),
         num_prompt_tokens=length,
-        tokens=SegmentTokens(prompt, -1),
+        tokens=SegmentTokens(prompt, -1, tree),
         max_num_tokens=length + 8,
         oracle_num_tokens=length + 4,
     )

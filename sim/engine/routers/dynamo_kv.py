@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Final
@@ -39,45 +40,12 @@ class _Sent:
         self.num_new_tokens = num_new_tokens
 
 
-class _Stretch:
-    """Blocks that follow each other in each prompt that has one of them."""
-
-    __slots__ = ("num_blocks", "num_prompts", "runs")
-
-    def __init__(self, runs: Sequence[Run], num_prompts: int) -> None:
-        self.runs = runs
-        self.num_blocks = sum(num_blocks for _, num_blocks in runs)
-        self.num_prompts = num_prompts
-
-    def num_common(self, runs: Sequence[Run]) -> int:
-        """Return how many blocks a prompt has of it, given from its first one on."""
-        own = self.runs
-        if own == runs[: len(own)]:
-            return self.num_blocks
-        num_common = 0
-        for (key, num_own), (other, num_blocks) in zip(own, runs, strict=False):
-            if key != other:
-                break
-            if num_own != num_blocks:
-                return num_common + min(num_own, num_blocks)
-            num_common += num_own
-        return num_common
-
-    def behind(self, runs: Sequence[Run]) -> Sequence[Run]:
-        """Return the runs of a prompt behind it, of which it has all blocks."""
-        num_runs = len(self.runs)
-        if self.runs[-1] == runs[num_runs - 1]:
-            return runs[num_runs:]
-        return _cut(runs, self.num_blocks)[1]
-
-
 class HeldBlocks:
     """Distinct blocks of the prompts in flight at an engine.
 
-    Kept as stretches, each by the key of its first run, so that a prompt costs about as
-    many as it has parts that others share::
+    Each prompt has the first so many blocks of a run, so that the longest has all::
 
-        [ a b c ] of three prompts     [ d e f g ] of one     [ h i ] of two
+        run a: 3, 12, 40 blocks of three prompts     run b: 7, 7 of two
 
     Attributes
     ----------
@@ -87,89 +55,62 @@ class HeldBlocks:
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        self._stretches: dict[int, _Stretch] = {}
+        self._lengths: dict[int, list[int]] = {}  # by run, ascending
 
     def num_shared(self, runs: Sequence[Run]) -> int:
         """Return how many blocks of a prompt are held: its first ones."""
         num_shared = 0
-        while runs:
-            held = self._stretches.get(runs[0][0])
-            if held is None:
+        for key, num_blocks in runs:
+            lengths = self._lengths.get(key)
+            if lengths is None:
                 break
-            own = held.runs
-            if own == runs[: len(own)]:  # mostly
-                num_shared += held.num_blocks
-                runs = runs[len(own) :]
-                continue
-            num_common = held.num_common(runs)
-            num_shared += num_common
-            if num_common < held.num_blocks:
-                break
-            runs = held.behind(runs)
+            if lengths[-1] < num_blocks:
+                return num_shared + lengths[-1]
+            num_shared += num_blocks
         return num_shared
 
     def add(self, runs: Sequence[Run]) -> None:
         """Count a prompt in."""
-        while runs:
-            held = self._stretches.get(runs[0][0])
-            if held is None:
-                new = self._stretches[runs[0][0]] = _Stretch(runs, 1)
-                self.num_blocks += new.num_blocks
-                return
-            num_common = held.num_common(runs)
-            if num_common < held.num_blocks:
-                self._cut(held, num_common)
-            held.num_prompts += 1
-            runs = held.behind(runs)
-
-    def _cut(self, held: _Stretch, num_blocks: int) -> None:
-        """Make two stretches of one, the first of so many blocks."""
-        front, back = _cut(held.runs, num_blocks)
-        self._stretches[back[0][0]] = _Stretch(back, held.num_prompts)
-        held.runs, held.num_blocks = front, num_blocks
+        for key, num_blocks in runs:
+            lengths = self._lengths.get(key)
+            if lengths is None:
+                self._lengths[key] = [num_blocks]
+                self.num_blocks += num_blocks
+            else:
+                self.num_blocks += max(num_blocks - lengths[-1], 0)
+                insort(lengths, num_blocks)
 
     def remove(self, runs: Sequence[Run]) -> None:
         """Count a prompt out that was counted in."""
-        while runs:
-            key = runs[0][0]
-            held = self._stretches[key]
-            runs = held.behind(runs)
-            held.num_prompts -= 1
-            if not held.num_prompts:
-                del self._stretches[key]
-                self.num_blocks -= held.num_blocks
+        for key, num_blocks in runs:
+            lengths = self._lengths[key]
+            self.num_blocks -= lengths[-1]
+            lengths.remove(num_blocks)
+            if lengths:
+                self.num_blocks += lengths[-1]
+            else:
+                del self._lengths[key]
 
     def clear(self) -> None:
         """Count all prompts out."""
-        self._stretches.clear()
+        self._lengths.clear()
         self.num_blocks = 0
 
     def check(self) -> None:
-        """Prove that stretches stand where they begin, and blocks are counted right.
+        """Prove that lengths are in order, and blocks are counted right.
 
         Raises
         ------
         InvariantError
             With the rule that is broken.
         """
-        num_blocks = 0
-        for key, held in self._stretches.items():
-            require(held.runs[0][0] == key, "held blocks: a stretch begins elsewhere")
-            require(held.num_prompts > 0, "held blocks: a stretch of no prompt")
-            num_blocks += sum(each for _, each in held.runs)
+        for lengths in self._lengths.values():
+            require(
+                lengths and lengths == sorted(lengths) and lengths[0] > 0,
+                "held blocks: lengths of a run are out of order",
+            )
+        num_blocks = sum(lengths[-1] for lengths in self._lengths.values())
         require(num_blocks == self.num_blocks, "held blocks: miscounted")
-
-
-def _cut(runs: Sequence[Run], num_blocks: int) -> tuple[Sequence[Run], Sequence[Run]]:
-    """Cut runs behind so many blocks; keys of what is left count on from its run's."""
-    for index, (key, num_here) in enumerate(runs):
-        if num_blocks < num_here:
-            if not num_blocks:
-                return runs[:index], runs[index:]
-            rest = key + num_blocks, num_here - num_blocks
-            return [*runs[:index], (key, num_blocks)], [rest, *runs[index + 1 :]]
-        num_blocks -= num_here
-    return runs, []
 
 
 class RoutedBlocks:
@@ -349,13 +290,9 @@ class DynamoKv(RandomRouter):
             num_tokens = self.num_computing(place) + num_prompt_tokens
             num_prefill = num_tokens / size - self._credit * overlap
             held = self._blocks[place]
-            num_blocks = held.num_blocks + num_prompt_blocks
-            if held.num_blocks:
-                num_blocks -= held.num_shared(runs)
-            if num_prefill < 0.0:
-                num_prefill = 0.0
+            num_blocks = held.num_blocks + num_prompt_blocks - held.num_shared(runs)
             costs.append(
-                self._scale * num_prefill
+                self._scale * max(num_prefill, 0.0)
                 + num_blocks
                 + self._weight * self.num_in_flight[place]
             )
