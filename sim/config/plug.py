@@ -275,8 +275,21 @@ def _hints(cls: type) -> dict[str, Any]:
         try:
             hints |= typing.get_type_hints(source)
         except (NameError, TypeError):
-            continue  # imported for type checkers only
+            hints |= _resolved(source)
     return hints
+
+
+def _resolved(source: Any) -> dict[str, Any]:
+    """Return those annotations that are not imported for type checkers only."""
+    names = vars(sys.modules.get(source.__module__, typing))
+    found: dict[str, Any] = {}
+    for name, hint in getattr(source, "__annotations__", {}).items():
+        one = types.SimpleNamespace(__annotations__={name: hint})
+        try:
+            found |= typing.get_type_hints(one, globalns=names)
+        except (NameError, TypeError):
+            continue
+    return found
 
 
 def _load(kind: str, table: Mapping[str, type], where: str) -> type:

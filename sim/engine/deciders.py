@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from sim.errors import ConfigError
+from sim.engine.checks import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,12 +86,7 @@ class PrefixBased:
     needs_load: ClassVar = False
 
     def __init__(self, non_cached_tokens: int = 0, prompt_tokens: int = 0) -> None:
-        for name, value in (
-            ("non_cached_tokens", non_cached_tokens),
-            ("prompt_tokens", prompt_tokens),
-        ):
-            if value < 0:
-                raise ConfigError(f"{name}: must be 0 or more tokens, got {value}")
+        at_least(0, non_cached_tokens=non_cached_tokens, prompt_tokens=prompt_tokens)
         self.non_cached_tokens = non_cached_tokens
         self.prompt_tokens = prompt_tokens
 
@@ -121,6 +116,7 @@ class IslBounding:
     needs_load: ClassVar = False
 
     def __init__(self, max_tokens: int = 2048, max_share: float = 0.7) -> None:
+        at_least(0, max_tokens=max_tokens, max_share=max_share)
         self.max_tokens = max_tokens
         self.max_share = max_share
 
@@ -149,6 +145,7 @@ class PrefillLoad:
     needs_load: ClassVar = True
 
     def __init__(self, max_active_tokens: float) -> None:
+        at_least(0, max_active_tokens=max_active_tokens)
         self.max_active_tokens = max_active_tokens
 
     def is_remote(self, prospect: Prospect) -> bool:

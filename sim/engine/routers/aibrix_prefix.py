@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
+from sim.engine.checks import at_least
 from sim.engine.routers.block_index import prompt_hashes
 from sim.engine.routers.counting import RandomRouter
 
@@ -157,6 +158,11 @@ class AIBrixPrefix(RandomRouter):
         standard_deviation_factor: int = 1,
     ) -> None:
         super().__init__(num_engines, stream)
+        at_least(
+            0,
+            imbalance_abs_count=imbalance_abs_count,
+            standard_deviation_factor=standard_deviation_factor,
+        )
         self.imbalance_abs_count = imbalance_abs_count
         self.standard_deviation_factor = standard_deviation_factor
         self.table = BlockTable()

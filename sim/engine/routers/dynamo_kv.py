@@ -8,6 +8,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
+from sim.engine.checks import at_least
 from sim.engine.clock import ARRIVAL_PRIORITY
 from sim.engine.routers.block_index import prompt_runs
 from sim.engine.routers.counting import RandomRouter
@@ -209,10 +210,13 @@ class DynamoKv(RandomRouter):
     ) -> None:
         super().__init__(num_engines, stream)
         self._stream = stream
-        if router_temperature < 0:
-            raise ConfigError(
-                f"router_temperature: must be 0 or more, got {router_temperature}"
-            )
+        at_least(
+            0,
+            router_temperature=router_temperature,
+            overlap_score_credit=overlap_score_credit,
+            prefill_load_scale=prefill_load_scale,
+            decode_active_request_weight=decode_active_request_weight,
+        )
         if use_kv_events and cached_blocks is None:
             raise ConfigError(
                 "use_kv_events: engines of the v1 generation tell what they cache, and "

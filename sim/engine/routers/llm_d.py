@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.balancer import Load
+from sim.engine.checks import at_least
 from sim.engine.routers.block_index import BlockIndex, Run, prompt_runs
 from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
@@ -63,8 +64,8 @@ class LlmD(RandomRouter):
     Raises
     ------
     ConfigError
-        If engines do not tell what they cache, and are to be heard; or if a number is
-        below 1.
+        If engines do not tell what they cache, and are to be heard; or if a size is
+        below 1, or a weight below 0.
 
     Attributes
     ----------
@@ -100,16 +101,21 @@ class LlmD(RandomRouter):
         prefix_weight: float = 3.0,
     ) -> None:
         super().__init__(num_engines, stream)
+        at_least(
+            0,
+            queue_weight=queue_weight,
+            kv_cache_weight=kv_cache_weight,
+            prefix_weight=prefix_weight,
+        )
+        at_least(
+            1,
+            block_tokens=block_tokens,
+            max_prefix_blocks=max_prefix_blocks,
+            lru_capacity=lru_capacity,
+        )
         self.queue_weight = queue_weight
         self.kv_cache_weight = kv_cache_weight
         self.prefix_weight = prefix_weight
-        for key, given in (
-            ("block_tokens", block_tokens),
-            ("max_prefix_blocks", max_prefix_blocks),
-            ("lru_capacity", lru_capacity),
-        ):
-            if given is not None and given < 1:
-                raise ConfigError(f"{key}: must be 1 or more, got {given}")
         if precise and cached_blocks is None:
             raise ConfigError(
                 "precise: engines of the v1 generation tell what they cache, and these "

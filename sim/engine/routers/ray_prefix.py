@@ -6,8 +6,10 @@ from math import inf
 from sys import maxsize
 from typing import TYPE_CHECKING
 
+from sim.engine.checks import shares
 from sim.engine.routers.counting import PowerOfTwo
 from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
+from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +60,11 @@ class RayPrefix(PowerOfTwo):
         match_rate_threshold: float = 0.1,
     ) -> None:
         super().__init__(num_engines, stream)
+        shares(match_rate_threshold=match_rate_threshold)
+        if imbalanced_threshold is not None and not imbalanced_threshold >= 0:
+            raise ConfigError(
+                f"imbalanced_threshold: must be 0 or more, got {imbalanced_threshold}"
+            )
         self.imbalanced_threshold = (
             inf if imbalanced_threshold is None else imbalanced_threshold
         )

@@ -6,6 +6,7 @@ from math import ceil, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
+from sim.engine.checks import at_least, shares
 from sim.engine.routers.counting import RandomRouter
 from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
 
@@ -84,6 +85,13 @@ class SGLangCacheAware(RandomRouter):
         max_tree_size: int = 1 << 26,
     ) -> None:
         super().__init__(num_engines, stream)
+        shares(cache_threshold=cache_threshold)
+        at_least(
+            0,
+            balance_abs_threshold=balance_abs_threshold,
+            balance_rel_threshold=balance_rel_threshold,
+            max_tree_size=max_tree_size,
+        )
         self.cache_threshold = cache_threshold
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
