@@ -66,7 +66,7 @@ docs: $(VENV)/.installed-docs
 	@echo "Open build/site/index.html."
 
 # make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier;
-# WITH=--plain: nothing cached, so that blocks are counted.
+# WITH=--plain: nothing cached, so that blocks are counted; WITH=--fleets: several engines.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev

@@ -174,20 +174,24 @@ def run(
     except Exception as error:
         return Run("none", "", {}, {}, _in_words(error), None)
     trail = None
-    if looks_at_ids:
+    has_fleet = config.fleet is not None
+    if looks_at_ids and not has_fleet:
         trail = Trail(simulation, look.every_steps, told=look.told)
-    elif look.every_steps:
+    elif look.every_steps and not has_fleet:
         simulation.engine.observe(look.every_steps, lambda _: simulation.check())
     if look.aborts:
         simulation.env.process(_withdraw(simulation, look.aborts))
     tables, summary, words = {}, {}, ""
     try:
-        results = simulation.run()
+        results = simulation.run(check_every=look.every_steps if has_fleet else 0)
         if trail is None:
             simulation.check()
         else:
             trail.close()
         tables = {name: getattr(results, name) for name in TABLES}
+        if has_fleet:  # whichever took them first
+            order = ["engine", "step"]
+            tables["steps"] = tables["steps"].sort_values(order, ignore_index=True)
         groups = results.recording.group_table
         if groups is not None:
             tables["kv_cache_groups"] = groups.arrow.to_pandas()
@@ -196,6 +200,7 @@ def run(
             ("prefix_tree", more.tree_table),
             ("transfers", more.transfer_table),
             ("tier", more.tier_table),
+            ("fleet", more.fleet_table),
         ):
             if each is not None:
                 tables[name] = each.arrow.to_pandas()

@@ -38,8 +38,8 @@ def _happened(run: Run) -> dict[str, bool]:
     ).to_numpy()
     return {
         "preemptions": summary["num_preemptions"] > 0,
-        "hits": summary["prefix_cache_hits"] > 0,
-        "evictions": summary["num_evictions"] > 0,
+        "hits": summary.get("prefix_cache_hits", 0) > 0,
+        "evictions": summary.get("num_evictions", 0) > 0,
         "shared blocks": bool(
             (steps["num_logical_blocks"] > steps["num_physical_blocks"]).any()
         ),

@@ -14,6 +14,7 @@ from tests.identity.compare import (
     one_by_one,
 )
 from tests.identity.random_configs import draw_case, draw_plain_case
+from tests.identity.random_fleets import draw_fleet_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
@@ -127,6 +128,23 @@ def test_a_tier_may_stand_behind_decodes_that_are_taken_together(seeds: range) -
     assert reached["fast"] >= 0.9 * len(seeds)
     for name in ("preemptions", "hits", "loads", "five quiet steps", "ahead"):
         assert reached[name] >= 3, (name, reached)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(6), id="0-5"),
+        pytest.param(range(6, 90), id="6-89", marks=pytest.mark.slow),
+    ],
+)
+def test_engines_behind_a_router_may_run_as_far_as_it_looks(seeds: range) -> None:
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        compared = assert_equal_paths(*draw_fleet_case(seed), one_by_one)
+        reached.update(regimes_of(compared))
+    assert reached["fast"] >= 0.8 * len(seeds)
+    for name in ("preemptions", "five quiet steps"):
+        assert reached[name] >= 0.2 * len(seeds), (name, reached)
 
 
 @pytest.mark.parametrize("seed", [850, 139, 143, 364])

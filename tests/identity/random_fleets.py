@@ -1,0 +1,126 @@
+"""Random small fleets, by seed: pools, routers, ranks, deaths, autoscalers, roles."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from sim.config.tables import parse_config
+from sim.engine.routers import ROUTERS
+from sim.errors import UserError
+from sim.simulation.run import Simulation
+from tests.identity.compare import Look
+from tests.identity.random_configs import Case, draw_case
+
+_OF_V1 = (
+    *("preemption_victim", "admission", "evictor", "sliding_window", "engine_version"),
+    *("scheduling_policy", "prefill_schedule_interval", "long_prefill_token_threshold"),
+    *("speculative_config", "max_num_partial_prefills", "watermark"),
+)
+_EXPERTS = "Qwen/Qwen3-30B-A3B"
+
+
+def draw_fleet_case(seed: int) -> Case:
+    """Return a fleet whose engines are those of `draw_case`, by seed.
+
+    What does not go together is refused, and drawn anew.
+    """
+    rng = Random(f"fleets {seed}")
+    while True:
+        config, _ = draw_case(rng.randrange(10**6))
+        data = config.to_data()
+        data["engine"] = config.engine.model_dump(exclude_unset=True)
+        data["engine"]["async_scheduling"] = rng.random() < 0.5
+        trace = data["workload"].get("trace", {})
+        end_s = max((each["at"] for each in trace.get("requests", ())), default=10.0)
+        has_any_model = data["cost"]["kind"] != "measured"
+        data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model)
+        try:
+            case = Case(parse_config(data), Look(rng.choice([0, 0, 1, 7])))
+            Simulation(case.config)
+        except UserError:
+            continue
+        return case
+
+
+def _fleet(
+    rng: Random, engine: dict[str, Any], end_s: float, has_any_model: bool
+) -> dict[str, Any]:
+    """Return a fleet; some keys of its engines are taken away, or others given."""
+    roles = rng.random() < 0.15
+    pools: list[dict[str, Any]] = [
+        {"name": name, "replicas": rng.choice([1, 1, 2, 3])}
+        for name in ("a", "b", "c")[: 2 if roles else rng.choice([1, 1, 2, 3])]
+    ]
+    fleet: dict[str, Any] = {"pools": pools, "router": _router(rng)}
+    kind = rng.random()
+    if roles:
+        for key in _OF_V1:
+            engine.pop(key, None)
+        for pool, role in zip(pools, ("prefill", "decode"), strict=True):
+            pool["role"] = role
+        fleet["decode_router"] = _router(rng)
+        fleet["links"] = {
+            "bytes_per_s": rng.choice([1e8, 1e10]),
+            "latency_s": rng.choice([0.0, 1e-3]),
+        }
+        if rng.random() < 0.3:
+            fleet["proxy"] = {"order": "decode_first"}
+    elif kind < 0.2:
+        for key in _OF_V1:
+            engine.pop(key, None)
+        engine["enable_prefix_caching"] = None
+        for pool in pools[1:]:
+            pool["engine"] = {
+                "scheduler": rng.choice(["v0", "v0_2", "hf_fifo", "sglang"])
+            }
+    elif kind < 0.35:
+        engine["data_parallel_size"] = rng.choice([2, 3])
+        if rng.random() < 0.6 and has_any_model:
+            engine |= {"model": _EXPERTS, "enable_expert_parallel": True}
+        for pool in pools[1:]:
+            pool["engine"] = {"data_parallel_size": rng.choice([1, 2])}
+    else:
+        for pool in pools[1:]:
+            pool["engine"] = {"max_num_seqs": rng.choice([1, 3, 16])}
+    if kind >= 0.35 and rng.random() < 0.4:
+        fleet["events"] = _events(rng, sum(each["replicas"] for each in pools), end_s)
+    elif kind >= 0.35 and rng.random() < 0.25 and not roles:
+        fleet["autoscaler"] = [_autoscaler(rng, pool, end_s) for pool in pools]
+    return fleet
+
+
+def _router(rng: Random) -> dict[str, Any]:
+    router: dict[str, Any] = {"kind": rng.choice([*ROUTERS])}
+    if router["kind"] == "llm_d" and rng.random() < 0.5:
+        router["precise"] = True
+    return router
+
+
+def _events(rng: Random, num_engines: int, end_s: float) -> list[dict[str, Any]]:
+    found = []
+    for _ in range(rng.choice([1, 2, 4])):
+        kind = rng.choice(["die", "die", "drain", "start", "slow"])
+        event = {
+            "time_s": rng.random() * end_s,
+            "kind": kind,
+            "engine": rng.randrange(num_engines),
+        }
+        if kind == "slow":
+            event["factor"] = rng.choice([0.5, 2.0, 3.7])
+        elif kind == "die":
+            event["requests"] = rng.choice(["retry", "lose"])
+        found.append(event)
+    return found
+
+
+def _autoscaler(rng: Random, pool: dict[str, Any], end_s: float) -> dict[str, Any]:
+    target = rng.choice(["requests_in_flight", "waiting_requests", "kv_cache_usage"])
+    return {
+        "pool": pool["name"],
+        "targets": {target: 0.5 if target == "kv_cache_usage" else rng.choice([1, 3])},
+        "min_replicas": rng.choice([0, 1]) and pool["replicas"],
+        "max_replicas": pool["replicas"] + rng.choice([1, 3]),
+        "start_s": end_s * rng.choice([0.01, 0.1]),
+        "interval_s": max(end_s * rng.choice([0.01, 0.05]), 1.0),
+    }
