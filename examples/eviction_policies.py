@@ -86,6 +86,7 @@ def served(race: Race, num_blocks: int, policy: str, trace: str | None) -> pd.Da
     overrides = [
         *race.overrides,
         "engine.async_scheduling=false",
+        "cost.schedule_request_s=0.0",  # policies alone are compared
         f"engine.num_gpu_blocks_override={num_blocks}",
         f"engine.evictor={policy}",
     ]

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sim.costs.base import pricer_of
+from sim.costs.sources import scheduling_told
+from sim.scheduler.generation import SCHEDULE_REQUEST_S, HostRule
 
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
     from sim.scheduler.batch import BatchShape
 
-SCHEDULE_REQUEST_S: Final = 15e-6
-"""Seconds that the engine core spends on a request in a call of its scheduler and in
-processing its output: 8 to 10 and 5 to 7 us of vLLM 0.33's own, with 8 to 256 requests,
-on one core of an AMD EPYC; 25 us a step beside it are within `step_overhead_s`. Two
-A100 whose scheduler ran beside the GPU took 10.6 to 13.3 us a request and step less
-(vLLM, pull request 23914; 32 to 256 at once)."""
+_V1: Final = HostRule(SCHEDULE_REQUEST_S)
 
 
 class HostAhead:
@@ -24,7 +21,7 @@ class HostAhead:
     While a step runs, the host schedules and prepares the next one, so a step of many
     takes as long as the longer of both::
 
-        host   schedule: 15 us a request; prepare and launch: step_overhead_s
+        host   schedule: schedule_request_s a request; prepare: step_overhead_s
         GPU    kernels; sampling and copying back: request_overhead_s a request
 
     Detokenising is the front end's, which is another process: it delays what clients
@@ -34,7 +31,8 @@ class HostAhead:
     ----------
     model
         Prices steps. Its ``host_part_s(num_rows)`` says how long the host works on a
-        batch of so many requests; without it nothing is hidden.
+        batch of so many requests; without it nothing is hidden. Its ``scheduling()``
+        says what the scheduler takes of each (`sim.costs.sources`).
     """
 
     first_stage_is_host: ClassVar[bool] = True
@@ -42,6 +40,11 @@ class HostAhead:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._host_part_s = getattr(model, "host_part_s", None)
+        scheduling = getattr(model, "scheduling", None)
+        self._scheduling = (
+            scheduling_told(None, _V1) if scheduling is None else scheduling()
+        )
+        self._schedule_request_s = self._scheduling["value"]
         pricer = pricer_of(model)
         if pricer is not None:
             self.columns = pricer.columns
@@ -72,17 +75,10 @@ class HostAhead:
         if self._host_part_s is None:
             return 0.0, total_s
         prepare_s = min(self.prepare_s, total_s)
-        return prepare_s + SCHEDULE_REQUEST_S * num_rows, total_s - prepare_s
+        return prepare_s + self._schedule_request_s * num_rows, total_s - prepare_s
 
     def describe(self) -> dict[str, Any]:
         if self._host_part_s is None:
             return self.model.describe() | {"host_ahead": False}
-        schedule = {
-            "value": SCHEDULE_REQUEST_S,
-            "unit": "s/request",
-            "source": "vLLM 0.33's own scheduler, timed on one core of an AMD EPYC; "
-            "11 to 13 us on two A100 (vLLM, pull request 23914)",
-            "interval": [11e-6, 17e-6],
-        }
-        hidden = {"prepare_s": self.prepare_s, "schedule_request_s": schedule}
+        hidden = {"prepare_s": self.prepare_s, "schedule_request_s": self._scheduling}
         return self.model.describe() | {"host_ahead": True, "hidden": hidden}

@@ -111,6 +111,8 @@ class PipelineCost:
         first = stages[0][0]
         if hasattr(first, "host_part_s"):
             self.host_part_s = first.host_part_s
+        if hasattr(first, "scheduling"):
+            self.scheduling = first.scheduling
 
     def _costs(self, shape: BatchShape) -> list[StepCost]:
         """Return what each stage takes, of a batch without tokens the last one."""

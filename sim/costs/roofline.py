@@ -414,7 +414,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
             return kept
         projection_s, sampler_s = self.head_parts(num_rows)
         head_s = projection_s + sampler_s
-        host_s = self.step_overhead_s + self.request_overhead_s * num_rows
+        host_s = self.step_overhead_s + self.added_request_s() * num_rows
         return self._row_parts.keep(num_rows, (head_s, host_s))
 
     def host_part_s(self, num_rows: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from sim.costs import sources
 from sim.costs.checks import (
     above_zero,
     at_least_zero,
@@ -38,7 +39,13 @@ from sim.hardware.interconnects import (
 )
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 from sim.hardware.models.weights import ExpertRanks
-from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
+from sim.scheduler.generation import (
+    GraphRule,
+    HostRule,
+    KvLayout,
+    SwapRule,
+    SwapVariant,
+)
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
 """Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head
@@ -59,23 +66,6 @@ _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
-_COLLECTIVES: Final = {
-    "within": "nine of ten published all-reduces within 13 to 30 %; see "
-    "sim/costs/collectives.py"
-}
-_GRAPHS: Final = {
-    "source": "sizes that the release captures, vLLM config/vllm.py; what filling up "
-    "costs is that of so many tokens: 0.8 % of a measured run at most"
-}
-_EXPERTS: Final = {
-    "value": "uniform",
-    "source": "moe.csv of Qwen3-30B-A3B; skew (a power law) against balanced tokens, "
-    "aiconfigurator tables of h100",
-    "interval": [1.0, 1.14],
-    "unit": "times the experts' seconds",
-}
-"""How tokens choose experts, and how much longer they take where routing is skewed."""
-_NOT_JUDGED: Final = "datasheet alone: nothing measured was held against it"
 Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
 
@@ -182,6 +172,10 @@ class RooflineParameters:
         Seconds a layer spends on starting and draining its kernels.
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch.
+    host_rule
+        What the scheduler takes of the host, and whether that is hidden; injected.
+    schedule_request_s
+        Seconds a request, in its place. Added to steps that do not hide it.
     """
 
     model: ModelArchitecture
@@ -200,10 +194,12 @@ class RooflineParameters:
     enforce_eager: bool = False
     graph_rule: GraphRule = GraphRule()  # noqa: RUF009 - frozen
     graph_sizes: tuple[int, ...] = ()
+    host_rule: HostRule = HostRule()  # noqa: RUF009 - frozen
 
     efficiencies: Choice = field(default="chip", metadata=_CHOICE)
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
     launch_s: float | None = field(default=None, metadata=_CHOICE)
+    schedule_request_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
@@ -320,6 +316,8 @@ class RooflineParameters:
             above_zero("link_bytes_per_s", self.link_bytes_per_s)
         if self.launch_s is not None:
             at_least_zero("launch_s", self.launch_s)
+        if self.schedule_request_s is not None:
+            at_least_zero("schedule_request_s", self.schedule_request_s)
         if self.interconnect is not None:
             link = load_interconnect(self.interconnect)
             if tp > link.max_gpus:
@@ -354,6 +352,15 @@ class RooflineParameters:
         given = self.gemm_bandwidth_efficiency
         bandwidth = own.bandwidth if given is None else given
         return Products(bandwidth, self.reached()[key], own.sharpness)
+
+    def scheduling(self) -> dict[str, Any]:
+        """Return what the scheduler takes of a request, and how that is known."""
+        return sources.scheduling_told(self.schedule_request_s, self.host_rule)
+
+    def added_request_s(self) -> float:
+        """Return what each request adds to the host's part of a step."""
+        schedule_s = 0.0 if self.host_rule.is_hidden else self.scheduling()["value"]
+        return self.request_overhead_s + float(schedule_s)
 
     def expert_ranks(self) -> ExpertRanks:
         return ExpertRanks(self.data_parallel_size, self.enable_expert_parallel)
@@ -434,9 +441,9 @@ class RooflineParameters:
         if self.tensor_parallel_size == 1:
             return None
         if self.link_bytes_per_s is None:
-            return described(self.link()) | _COLLECTIVES
+            return described(self.link()) | sources.COLLECTIVES
         rate = {"value": self.link_bytes_per_s, "unit": "B/s", "source": "given"}
-        return rate | _COLLECTIVES
+        return rate | sources.COLLECTIVES
 
     def _efficiencies_told(self) -> dict[str, Any] | None:
         """Return whose efficiencies they are, where they are not those of all."""
@@ -456,6 +463,8 @@ class RooflineParameters:
             if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
+        if not self.host_rule.is_hidden:
+            parameters["schedule_request_s"] = self.scheduling()
         for key, value in self.reached().items():
             parameters[key]["value"] = value
         is_divided = self.data_parallel_size > 1
@@ -468,10 +477,10 @@ class RooflineParameters:
             "all2all_backend": is_divided and self.all2all_backend,
             "link_bytes_per_s": self.link_bytes_per_s,
             "graph_sizes": list(self.graph_sizes),
-            "graphs": self.graph_sizes and _GRAPHS,
+            "graphs": self.graph_sizes and sources.GRAPHS,
             "link": self._link_told(),
-            "experts": bool(self.model.num_experts) and _EXPERTS,
-            "gpu_not_judged": not self.gpu.is_judged and _NOT_JUDGED,
+            "experts": bool(self.model.num_experts) and sources.EXPERTS,
+            "gpu_not_judged": not self.gpu.is_judged and sources.NOT_JUDGED,
         }
         return {
             "kind": "roofline",

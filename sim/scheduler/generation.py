@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sim.scheduler.settings import CacheConfig
 
@@ -64,6 +64,27 @@ class GraphRule:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HostRule:
+    """What an engine's scheduler takes of its host, for the cost models.
+
+    Parameters
+    ----------
+    schedule_request_s
+        Seconds a request of a step, to form the step and to process its output.
+    is_hidden
+        Whether that runs beside the GPU, for another step.
+    """
+
+    schedule_request_s: float = 0.0
+    is_hidden: bool = False
+
+
+SCHEDULE_REQUEST_S: Final = 15e-6
+"""Of V1: 8 to 10 us in a call of the scheduler and 5 to 7 us to process the output, of
+0.33's own, with 8 to 256 requests, on one core of an AMD EPYC; 25 us a step beside it
+are within `step_overhead_s`. Two A100 whose scheduler ran beside the GPU took 10.6 to
+13.3 us a request and step less (vLLM, pull request 23914; 32 to 256 at once)."""
 ONE_BY_ONE = "decodes are looked at one by one"
 
 
@@ -240,6 +261,9 @@ class Generation:
         0.7.3 ``worker/model_runner.py`` (decodes of up to 256 sequences), V1's
         ``max_cudagraph_capture_size`` (512 tokens; a step with prompts is cut at its
         attention, which is launched).
+    schedule_request_s
+        What its scheduler takes of each request of a step; 0 where no public figure is
+        known.
     defaults
         Of engine keys whose default is another one than elsewhere.
     budget_follows_length
@@ -292,6 +316,7 @@ class Generation:
     watermark: float = 0.0
     swap: SwapRule = _SWAP
     graphs: GraphRule = _GRAPHS
+    schedule_request_s: float = 0.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     budget_follows_length: bool = False
     always_chunks: bool = False

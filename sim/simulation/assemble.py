@@ -34,7 +34,7 @@ from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
-from sim.scheduler.generation import GraphRule
+from sim.scheduler.generation import GraphRule, HostRule
 from sim.simulation.layout import layout_of
 from sim.simulation.schedulers import chunks_prefill
 from sim.simulation.speculative import DRAFT_STEP_KEY, speculative_cost
@@ -189,6 +189,7 @@ def _built_cost_model(
         "enforce_eager": engine.enforce_eager,
         "graph_rule": graph_rule(engine),
         "graph_sizes": graph_sizes(engine),
+        "host_rule": host_rule(engine),
         **_links(config),
     }
     _refuse_gone(config.cost)
@@ -211,6 +212,12 @@ def _refuse_gone(cost: Mapping[str, Any]) -> None:
                 f"cost.{key} is gone: an all-reduce costs what its size and the link "
                 f"say; name engine.interconnect, or give cost.link_bytes_per_s"
             )
+
+
+def host_rule(engine: EngineConfig) -> HostRule:
+    """Return what scheduling takes, which steps in flight hide, ahead or in stages."""
+    is_hidden = engine.schedules_ahead or engine.pipeline_parallel_size > 1
+    return HostRule(engine.generation.schedule_request_s, is_hidden)
 
 
 def graph_rule(engine: EngineConfig) -> GraphRule:

@@ -45,7 +45,11 @@ DRAFT_STEP_KEY: Final = "draft_step_s"
 PROPOSAL_KEY: Final = "proposal_rate"
 """Key of the acceptance table beside those of its kind."""
 
-_LAUNCHED_AHEAD: Final = {"step_overhead_s": 1e-9, "request_overhead_s": 0.0}
+_LAUNCHED_AHEAD: Final = {
+    "step_overhead_s": 1e-9,
+    "request_overhead_s": 0.0,
+    "schedule_request_s": 0.0,
+}
 """Host time of a drafter's passes: that of the step covers their launches."""
 
 

@@ -33,7 +33,11 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-BACK = ("engine.async_scheduling=false", "cost.efficiencies=common")
+BACK = (
+    "engine.async_scheduling=false",
+    "cost.efficiencies=common",
+    "cost.schedule_request_s=0.0",
+)
 """Later defaults, as they were at 3eccc2b; collectives cost what their size says."""
 GONE = ("allreduce_latency_s is gone", "allreduce_efficiency is gone")
 """Lines of differences that say no more than that."""

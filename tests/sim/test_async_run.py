@@ -11,13 +11,14 @@ import pytest
 
 from sim.config.engine import EngineConfig
 from sim.config.tables import parse_config
-from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
+from sim.costs.ahead import HostAhead
 from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.tokens import token_times
 from sim.scheduler.batch import BatchShape
+from sim.scheduler.generation import SCHEDULE_REQUEST_S, HostRule
 from sim.scheduler.v1.dialect import dialect_of
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import with_intervals
@@ -199,7 +200,8 @@ def test_the_engine_is_not_empty_while_a_step_waits_for_the_one_before() -> None
 
 def test_the_longer_of_host_and_gpu_is_a_step() -> None:
     model = load_model("meta-llama/Llama-3.1-8B")
-    cost = RooflineCost(model=model, gpu=load_gpu("h100_sxm"))
+    rule = HostRule(SCHEDULE_REQUEST_S, is_hidden=True)
+    cost = RooflineCost(model=model, gpu=load_gpu("h100_sxm"), host_rule=rule)
     ahead = HostAhead(cost)
     shape = BatchShape(100, 100_000, 0, 0, 0, 0)
     (_, host_s), (_, gpu_s) = ahead.stage_times(shape)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
+from sim.costs.ahead import HostAhead
 from sim.costs.linear import LinearCost
 from sim.costs.lock_step import steps_together
 from sim.engine.clients import FanOutClient, open_loop
@@ -22,6 +22,7 @@ from sim.engine.requests import RequestFactory
 from sim.errors import CostError
 from sim.results.ranks import RankRecorders, tables_of_rank
 from sim.results.recorder import Recorder
+from sim.scheduler.generation import SCHEDULE_REQUEST_S
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.ahead import AheadScheduler
 from sim.scheduler.v1.batch_queue import BatchQueueScheduler

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
+from sim.costs.ahead import HostAhead
 from sim.costs.at_bound import AtBound
 from sim.costs.constant import ConstantCost
 from sim.costs.pipeline import PipelineCost, StageLinks
@@ -27,6 +27,7 @@ from sim.results.recorder import Recorder
 from sim.results.schedule import SCHEDULE_FILE
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
+from sim.scheduler.generation import SCHEDULE_REQUEST_S
 from sim.scheduler.log.files import read_log
 from sim.simulation.extras import recording
 from sim.simulation.run import Simulation

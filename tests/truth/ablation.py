@@ -58,6 +58,7 @@ VARIANTS: Final = (
     Variant("efficiencies of all GPUs", cost={"efficiencies": "common"}),
     Variant("without graphs: no filling up", has_graphs=False),
     Variant("without host time a request", cost={"request_overhead_s": 0.0}),
+    Variant("without the scheduler's", cost={"schedule_request_s": 0.0}),
     Variant("without host time a step", cost={"step_overhead_s": 1e-9}),
     Variant("host added to every step", is_ahead=False),
     Variant("without the front end", has_front_end=False),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.costs.ahead import SCHEDULE_REQUEST_S
+from sim.scheduler.generation import SCHEDULE_REQUEST_S
 from sim.simulation.simulate import simulate
 from tests.shared import shared
 from tests.truth.runs import closed_loop_points

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sim.studies.validation.observed import Observed
 
+HIDDEN = {"schedule_request_s": 0.0}
+"""The release schedules ahead: steps in turn wait for a host, not for the scheduler."""
 IDEAL_HIT_TOKENS = 19_520
 """Reuse of full blocks of real token ids, which no eviction took away."""
 
@@ -50,7 +52,7 @@ def test_the_datasheet_with_the_host_fitted_on_the_first_third(
     measured: Observed,
 ) -> None:
     """Of steps one by one: with the host hidden there is nothing to be fitted."""
-    config = rtx_config(async_scheduling=False)
+    config = rtx_config({"kind": "roofline"} | HIDDEN, async_scheduling=False)
     report = validate(config, measured, [parse_term("host")]).to_dict()
     assert_within(report, "metrics")
     assert_within(report, "judged_metrics")
@@ -99,7 +101,7 @@ def test_the_measured_layers_with_the_host_fitted_on_the_first_third(
     command = ["profile", "import", "llmservingsim", "--path", str(folder)]
     model = ["--model", "meta-llama/Llama-3.1-8B"]
     assert kvsim([*command, *model, "--out", str(path), "--quiet"]) == 0
-    cost = {"kind": "measured", "profile": str(path)}
+    cost = {"kind": "measured", "profile": str(path)} | HIDDEN
     for terms in ([], [parse_term("host")]):
         report = validate(
             rtx_config(cost, async_scheduling=False), measured, terms

@@ -30,7 +30,13 @@ from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolve
 from sim.hardware.interconnects import GATHERING, All2AllBackend
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 from sim.scheduler.batch import EMPTY_SHAPE
-from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
+from sim.scheduler.generation import (
+    GraphRule,
+    HostRule,
+    KvLayout,
+    SwapRule,
+    SwapVariant,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 _OTHER_KERNELS_S: Final = 12e-6
 """Seconds that a layer's norms, rotary embedding, activation and cache write spend on
 starting: five of 2.4 us. Those of products and attention are in their measurements."""
+_HOST_KEYS: Final = ("step_overhead_s", "request_overhead_s")
 
 
 GUESSED: Final = 2
@@ -106,6 +113,8 @@ class MeasuredCost(PartsCost):
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch; null for what the profile
         says, or else for the roofline's.
+    host_rule, schedule_request_s
+        As `RooflineCost` has them.
 
     Raises
     ------
@@ -142,14 +151,15 @@ class MeasuredCost(PartsCost):
         swap_overlap: bool | None = None,
         step_overhead_s: float | None = None,
         request_overhead_s: float | None = None,
+        host_rule: HostRule = HostRule(),  # noqa: B008 - frozen
+        schedule_request_s: float | None = None,
     ) -> None:
         self.profile = read_profile(Path(profile))
         host = self.profile.fit.get("host") or {}
         overheads: dict[str, Any] = {
             key: value
-            for key, given in (
-                ("step_overhead_s", step_overhead_s),
-                ("request_overhead_s", request_overhead_s),
+            for key, given in zip(
+                _HOST_KEYS, (step_overhead_s, request_overhead_s), strict=True
             )
             if (value := host.get(key) if given is None else given) is not None
         }
@@ -179,6 +189,8 @@ class MeasuredCost(PartsCost):
             swap_variant=swap_variant,
             swap_layout=swap_layout,
             swap_overlap=swap_overlap,
+            host_rule=host_rule,
+            schedule_request_s=schedule_request_s,
             **overheads,
         )
         with whole_tables(model):
@@ -218,6 +230,10 @@ class MeasuredCost(PartsCost):
         of it that they take of the datasheet's; exchanges are the datasheet's.
         """
         return self._other.together(shapes)
+
+    def scheduling(self) -> dict[str, Any]:
+        """Return what the scheduler takes of a request, and how that is known."""
+        return self._rest.scheduling()
 
     def host_part_s(self, num_rows: int) -> float:
         """Return how long the host works on a batch of so many requests."""
@@ -387,7 +403,8 @@ class MeasuredCost(PartsCost):
     def describe(self) -> dict[str, Any]:
         rest = self._rest.describe()
         empty = self._rest.step(EMPTY_SHAPE)
-        keys = ("step_overhead_s", "request_overhead_s", "swap_efficiency")
+        kept = {"schedule_request_s", "swap_efficiency", *_HOST_KEYS}
+        told = {k: each for k, each in rest["parameters"].items() if k in kept}
         return rest | {
             "kind": "measured",
             "profile": self.profile.id,
@@ -395,7 +412,7 @@ class MeasuredCost(PartsCost):
             "bounds": True,
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
-            "parameters": {key: rest["parameters"][key] for key in keys},
+            "parameters": told,
             "step_correction": self.profile.fit.get("step_correction"),
             "rest": self._other.describe(),
         }

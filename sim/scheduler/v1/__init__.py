@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.scheduler.generation import Generation, GraphRule, Parts, SwapRule
+from sim.scheduler.generation import (
+    SCHEDULE_REQUEST_S,
+    Generation,
+    GraphRule,
+    Parts,
+    SwapRule,
+)
 
 if TYPE_CHECKING:
     from sim.scheduler.v1.keywords import V1Scheduler
@@ -77,6 +83,7 @@ V1 = Generation(
     schedules_groups=False,
     swap=SwapRule("batch", "joined", overlap=True),
     graphs=GraphRule(512, only_decodes=False, piece_launches=3),
+    schedule_request_s=SCHEDULE_REQUEST_S,
     always_chunks=True,
     keeps_decode_clock=True,
     has_batch_queue=True,

@@ -55,7 +55,12 @@ _RATES = {
 }
 _TIMES = {
     "swap_bandwidth": ("swap_call_s",),
-    "host": ("step_overhead_s", "request_overhead_s", "layer_latency_s"),
+    "host": (
+        "step_overhead_s",
+        "request_overhead_s",
+        "schedule_request_s",
+        "layer_latency_s",
+    ),
 }
 RESOURCE_WORDS = {
     "kv_capacity": "KV blocks",
@@ -156,6 +161,9 @@ def _faster_link(candidate: Candidate) -> Lever:
 def _value(candidate: Candidate, key: str) -> float:
     cost, gpu = candidate.run["cost"], load_gpu(candidate.run["engine"]["gpu"])
     found = cost.get(key)
+    if found is None and key == "schedule_request_s":
+        engine = parse_config(dict(candidate.run)).engine
+        found = engine.generation.schedule_request_s
     if found is None:
         found = _default(key)
     if found is None:

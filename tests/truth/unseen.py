@@ -1,0 +1,193 @@
+"""Published runs that had no part in anything here: nothing is fitted to them.
+
+``python -m tests.truth.unseen`` prints the table of the README.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.config.tables import parse_config
+from sim.simulation.simulate import simulate
+from tests.truth.runs import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sim.config.tables import RunConfig
+
+_AT_ONCE: Final = 1e6
+"""Requests a second that are there from the start."""
+
+
+def _fixed(num_tokens: int) -> dict[str, Any]:
+    return {"kind": "fixed", "tokens": num_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Traffic, and the mean time of an output token."""
+
+    num_requests: int
+    prompt_tokens: Mapping[str, Any]
+    output_tokens: Mapping[str, Any]
+    tpot_ms: float
+    rate: float = _AT_ONCE
+    num_users: int | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A run: its engine, and points at which it was measured."""
+
+    name: str
+    engine: Mapping[str, Any]
+    points: tuple[Point, ...]
+
+    def config(self, point: Point, cost: Mapping[str, Any] = NOTHING) -> RunConfig:
+        synthetic = {
+            "num_requests": point.num_requests,
+            "arrivals": {"kind": "poisson", "rate": point.rate},
+            "prompt_tokens": dict(point.prompt_tokens),
+            "output_tokens": dict(point.output_tokens),
+        }
+        workload: dict[str, Any] = {"synthetic": synthetic}
+        if point.num_users is not None:
+            workload["max_concurrent_users"] = point.num_users
+        return parse_config(
+            {
+                "workload": workload,
+                "engine": dict(self.engine) | dict(point.engine),
+                "cost": {"kind": "roofline"} | dict(cost),
+            }
+        )
+
+    def errors(self, cost: Mapping[str, Any] = NOTHING) -> list[float]:
+        """Return the signed errors of TPOT in percent, a point each."""
+        return [
+            100.0
+            * (
+                simulate(self.config(point, cost)).summary["mean_tpot_ms"]
+                / point.tpot_ms
+                - 1.0
+            )
+            for point in self.points
+        ]
+
+
+def _batch(num_prompts: int, num_output_tokens: int, tpot_ms: float) -> Point:
+    """So many prompts of 1,024 tokens at once; some answers ended before 1,024."""
+    output = _fixed(round(num_output_tokens / num_prompts))
+    return Point(num_prompts, _fixed(1021), output, tpot_ms)
+
+
+def _a100(num_gpu_blocks: int, utilization: float, *points: Point) -> Unseen:
+    engine = {
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "gpu": "a100_sxm",
+        "engine_version": "0.10",
+        "max_model_len": 16_384,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 256,
+        "enable_prefix_caching": True,
+        "gpu_memory_utilization": utilization,
+        "num_gpu_blocks_override": num_gpu_blocks,
+    }
+    name = f"vLLM 0.10.1.1, Qwen2-7B, A100, {num_gpu_blocks:,} blocks"
+    return Unseen(name, MappingProxyType(engine), points)
+
+
+ROOMY: Final = _a100(
+    29_053,
+    0.5,
+    _batch(1, 1_024, 11.75),
+    _batch(10, 10_240, 13.47),
+    _batch(20, 20_399, 14.12),
+    _batch(30, 30_615, 14.93),
+    _batch(50, 51_119, 18.47),
+    _batch(75, 76_697, 22.21),
+    _batch(100, 101_590, 25.26),
+    _batch(200, 200_419, 40.34),
+    _batch(500, 502_621, 52.41),
+)
+"""One at a time is this release's default. Arguments, blocks and results:
+github.com/dennislee22/vLLM-benchmarking, commit b474d1e, test 5. Prompts repeat from
+point to point, so first tokens are not compared. The model has the sizes of the
+bundled Qwen2.5-7B."""
+FULL: Final = _a100(
+    5_867,
+    0.25,
+    _batch(1, 1_024, 11.76),
+    _batch(10, 10_240, 13.46),
+    _batch(20, 20_377, 14.36),
+    _batch(30, 30_639, 15.19),
+    _batch(50, 51_119, 18.46),
+    _batch(75, 76_719, 24.02),
+    _batch(100, 101_578, 28.69),
+    _batch(200, 200_083, 29.87),
+    _batch(500, 501_465, 31.56),
+)
+"""The same with a cache that is full from 50 prompts on: test 4."""
+SMALL: Final = Unseen(
+    "vLLM 0.19.0, Qwen3-0.6B, H100, 16 requests/s",
+    MappingProxyType(
+        {
+            "model": "Qwen/Qwen3-0.6B",
+            "gpu": "h100_sxm",
+            "engine_version": "0.19",
+            "gpu_memory_utilization": 0.5,
+            "max_model_len": 2048,
+        }
+    ),
+    (Point(500, _fixed(512), _fixed(128), 2.39, rate=16.0),),
+)
+"""The mean of three seeds, without its subject: kvcached, pull request 331, row F."""
+
+
+def _oss(num_ranks: int, num_users: int, tpot_ms: float) -> Point:
+    tokens = {"kind": "uniform", "low": 819, "high": 1024}
+    engine = {"tensor_parallel_size": num_ranks, "max_num_seqs": num_users}
+    return Point(
+        *(10 * num_users, tokens, tokens, tpot_ms),
+        num_users=num_users,
+        engine=MappingProxyType(engine),
+    )
+
+
+OSS: Final = Unseen(
+    "vLLM 0.15.1, gpt-oss-120b, H100, TP 8, 4 and 2",
+    MappingProxyType(
+        {
+            "model": "openai/gpt-oss-120b",
+            "gpu": "h100_sxm",
+            "engine_version": "0.33",
+            "max_num_batched_tokens": 8192,
+            "max_model_len": 10_240,
+            "enable_prefix_caching": False,
+        }
+    ),
+    (
+        *(_oss(8, 4, 3.72), _oss(8, 8, 4.05), _oss(8, 16, 4.83), _oss(8, 32, 5.82)),
+        *(_oss(8, 64, 7.36), _oss(4, 64, 9.89), _oss(2, 64, 15.21)),
+    ),
+)
+"""A closed loop of 1,024 tokens in and out, a fifth fewer at least (InferenceX, issue
+828; arguments by its ``gptoss_fp4_h100.sh`` of that day). Its release is not known
+here for windows; 0.33 is taken."""
+RUNS: Final = (ROOMY, FULL, SMALL, OSS)
+
+
+def rows() -> Iterator[str]:
+    """Yield a line a run: signed errors of TPOT, with the scheduler's time and not."""
+    for run in RUNS:
+        ours, without = run.errors(), run.errors({"schedule_request_s": 0.0})
+        cells = [", ".join(f"{error:+.0f}" for error in e) for e in (ours, without)]
+        yield " | ".join(("", run.name, *cells, "")).strip()
+
+
+if __name__ == "__main__":
+    for line in rows():
+        print(line, flush=True)
