@@ -28,7 +28,7 @@ from kvsim import load_config, simulate, validate
 
 traffic = {
     "workload.preset.duration_s": 600,
-    "workload.preset.rate_scale": 1.0,
+    "workload.preset.rate_scale": 1.02,
     "engine.async_scheduling": False,
 }
 believed = load_config("../examples/demo.yaml", traffic)
