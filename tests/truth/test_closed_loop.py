@@ -30,14 +30,17 @@ def tpot_errors(cost: dict[str, Any]) -> list[float]:
 def test_tpot_from_the_datasheet() -> None:
     errors = tpot_errors({"kind": "roofline"})
     assert len(errors) == 15
-    assert median(map(abs, errors)) <= 12.0
-
-
-def test_tpot_with_what_a_scheduler_takes_of_a_request_in_every_step() -> None:
-    """15 us beside the 5 of sampling: timed elsewhere, see the next test."""
-    errors = tpot_errors({"kind": "roofline", "request_overhead_s": 20e-6})
     assert median(map(abs, errors)) <= 7.1
     assert max(map(abs, errors)) <= 16.0
+
+
+def test_a_scheduler_in_every_step_brings_each_point_nearer() -> None:
+    """But one at 8 users, which is 1 % too long for it: 15 us, timed elsewhere."""
+    ours = tpot_errors({"kind": "roofline"})
+    without = tpot_errors({"kind": "roofline", "schedule_request_s": 0.0})
+    assert median(map(abs, without)) >= median(map(abs, ours)) + 4.0
+    pairs = zip(ours, without, strict=True)
+    assert all(abs(near) <= max(abs(far), 1.1) for near, far in pairs)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +64,4 @@ def test_tpot_from_measured_tables(tmp_path: Path) -> None:
     model = ["--model", "Qwen/Qwen3-32B", "--out", str(path), "--quiet"]
     assert kvsim([*command, *source, *model]) == 0
     cost = {"kind": "measured", "profile": str(path)}
-    assert median(map(abs, tpot_errors(cost))) <= 12.0
+    assert median(map(abs, tpot_errors(cost))) <= 5.1
