@@ -65,7 +65,11 @@ def test_both_paths_are_equal(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", GROUPS)
 def test_where_blocks_are_counted_both_paths_are_equal(seeds: range) -> None:
     compared = [assert_equal_paths(*draw_plain_case(seed)) for seed in seeds]
-    assert all(each.is_counted for each in compared if not each.chosen.error)
+    assert all(
+        each.is_counted or each.chosen.error or each.chosen.path_reason
+        for each in compared
+    )
+    assert sum(each.is_counted for each in compared) > 0.75 * len(seeds)
     assert sum("preemptions" in regimes_of(each) for each in compared) > 5
 
 
