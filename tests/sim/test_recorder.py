@@ -7,7 +7,7 @@ import tempfile
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +76,42 @@ def test_stretches_leave_the_same_bytes_as_single_steps(
         file.close()
         assert all(rows == BATCH_ROWS for rows in groups[:-1])
         assert sum(groups) == sum(max(1, len(each.num_new_blocks)) for each in events)
+
+
+def test_columns_of_a_short_batch_are_made_at_once_and_told_when_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sim.results.step_log._LEAST_CHUNK_ROWS", 4)
+    monkeypatch.setattr("sim.results.step_log._MOST_ROWS_HELD", 24)
+    emitted: list[list[tuple[int, list[int]]]] = []
+    num_made = []
+    for puts_off in (False, True):
+        recorder = Recorder(num_recorders=2)  # batches of 12, chunks of 6
+        teller = Teller(recorder, COST, quietly=True, chunk_rows=1 << 20)
+        log, batches, made = teller.log, [], []
+        priced = log._priced
+
+        def note(*rows: Any, priced: Any = priced, made: Any = made) -> Any:
+            made.append(len(rows[0]))
+            return priced(*rows)
+
+        def take(batch: Any, teller: Any = teller, batches: Any = batches) -> bool:
+            batches.append((teller.step, batch["step"].tolist()))
+            return False
+
+        monkeypatch.setattr(log, "_priced", note)
+        monkeypatch.setattr(log, "_emit", take)
+        for length in (1, 5, 2, 3, 7, 1, 1, 4, 13, 2, 9, 1, 6, 30, 2):
+            teller.tell(Told(8, 900, 0, 16, (1,) * (length - 1), 0, 0.0))
+            if len(log.ends_s) >= log.chunk_ends:
+                log.end_chunk() if puts_off else log.flush()
+        recorder.finish(teller.now_s)
+        emitted.append(batches)
+        num_made.append(made)
+    assert emitted[0] == emitted[1]
+    assert [step for _, steps in emitted[1] for step in steps] == [*range(teller.step)]
+    assert len(num_made[1]) < len(num_made[0])
+    assert sum(num_made[1]) == sum(num_made[0]) == teller.step
 
 
 @pytest.mark.slow
