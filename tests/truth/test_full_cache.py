@@ -83,7 +83,7 @@ def test_with_its_blocks_every_request_is_predicted_to_the_step(
         for name, found in report["metrics"].items()
         if found["measured"] is not None
     }
-    assert len(errors) == 17
+    assert len(errors) == 20
     assert errors == pytest.approx(dict.fromkeys(errors, 0.0), abs=1e-9)
     for name in ("num_running", "num_waiting", "num_swapped", "kv_cache_usage"):
         assert report["curves"][name]["measured"] > 0.0
