@@ -77,7 +77,13 @@ def test_behind_their_own_balancer_ranks_are_those_of_one_engine(
 
 
 @pytest.mark.parametrize(
-    "kind", ["round_robin", "least_requests", "llm_d", "dynamo_kv"]
+    "kind",
+    [
+        "least_requests",
+        "llm_d",
+        pytest.param("round_robin", marks=pytest.mark.slow),
+        pytest.param("dynamo_kv", marks=pytest.mark.slow),
+    ],
 )
 def test_the_fast_path_changes_nothing(kind: str) -> None:
     config = parse_config(data_of(EXPERTS, fleet_of(kind, (2, 3), (1, 1)), rate=150.0))

@@ -25,6 +25,7 @@ def test_one_step_at_a_time_waits_for_its_scheduler(
         assert abs(near) <= abs(far)
 
 
+@pytest.mark.slow
 def test_where_we_are_wrong_is_as_the_page_says() -> None:
     assert -33.0 <= SMALL.errors()[0] <= -27.0
     errors = OSS.errors()
