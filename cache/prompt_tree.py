@@ -1,4 +1,4 @@
-"""What prompts have in common: a tree of texts, so that their runs are long.
+"""A tree of prompts: a run of blocks goes on until another prompt leaves it.
 
 Runs of segments (`cache.hashing`) end with each segment, since others may go on
 differently from there. Which do is known only once they have come. In a tree of the

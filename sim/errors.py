@@ -32,7 +32,7 @@ class SchedulerError(UserError):
 
 
 class EngineDiedError(SchedulerError):
-    """What a real engine dies of, in its own words."""
+    """A real engine would end here; the message is its own."""
 
 
 class SwapSpaceError(UserError):

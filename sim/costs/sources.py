@@ -1,4 +1,4 @@
-"""What is told of terms beside their values: where they come from, and how sure."""
+"""The source and the interval of each term of a step's cost, for the summary."""
 
 from __future__ import annotations
 

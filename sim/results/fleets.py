@@ -34,11 +34,12 @@ def title(config: RunConfig) -> str:
     at_first = sum(pool.replicas for pool in config.fleet.pools)
     gpus = dict.fromkeys(map(gpus_of, config.engines()))
     router = Path(str(config.fleet.router["kind"])).name
-    plural = "s" * (num_engines > 1)
+    has_ranks = any(each.data_parallel_size > 1 for each in config.engines())
+    name = ("replica" if has_ranks else "engine") + "s" * (num_engines > 1)
     number = f"{num_engines}"
     if config.fleet.autoscaler:
         number = f"{at_first}, at most {num_engines}"
-    return f"{number} engine{plural} of {' and '.join(gpus)} behind {router}"
+    return f"{number} {name} of {' and '.join(gpus)} behind {router}"
 
 
 def _number(pool: Mapping[str, Any]) -> str:

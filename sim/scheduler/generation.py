@@ -66,7 +66,7 @@ class GraphRule:
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """What an engine's scheduler takes of its host, for the cost models.
+    """Seconds of the host that a scheduler takes of each request of a step.
 
     Parameters
     ----------

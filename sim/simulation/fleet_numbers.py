@@ -65,10 +65,11 @@ def numbers(
             "num_gpu_blocks": pool.capacity.num_gpu_blocks,
             "block_size": pool.capacity.block_size,
         }
-        for place, part, told in zip(places, parts, counters, strict=True):
+        every = zip(places, parts, counters, pool.paces, strict=True)
+        for place, part, told, pace in every:
             name = {"engine": place, "pool": pool.name} | cache
             own = engine_numbers(part, duration_s) | told
-            if pool.paces[place - first] is not None:
+            if pace is not None:
                 own |= {
                     "num_dummy_steps": recorders.num_dummy_steps(place),
                     "wait_s": recorders.wait_s(place),

@@ -48,7 +48,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is asked, and how much of it is in flight.
+    """Requests to a real router, and how many of them are in flight.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the scheduler takes of a request: added where no step hides it."""
+"""A step waits for its scheduler, 15 us a request, unless another step hides it."""
 
 from __future__ import annotations
 

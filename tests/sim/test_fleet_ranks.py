@@ -111,6 +111,8 @@ def test_replicas_step_apart_and_ranks_of_one_together() -> None:
     assert not np.any(steps["wait_s"][steps["engine"] == 6])
     assert results.summary["pools"][1]["replicas"] == 1
     assert "wait_share" not in results.summary["pools"][1]
+    gpu = config.engine.gpu
+    assert f"3 replicas of 3 x {gpu} and {gpu} behind" in results.summary["title"]
     rows = dict(summary_rows(results.summary))
     assert rows["pool 3 ranks"].startswith("2 x 3 ranks of 70 blocks of 16 tokens, ")
     assert rows["pool 1 ranks"].startswith("1 engine of 70 blocks of 16 tokens, ")

@@ -40,7 +40,7 @@ class OrderedIds(dict[str, None]):
 
 
 class HostedConnector(Protocol):
-    """What is read of one of their connectors, and handed to it.
+    """A connector of the installed release: its transfers, and the replies to them.
 
     Its constructor takes the engine, the settings, and all requests by their ids.
     """

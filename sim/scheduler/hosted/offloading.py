@@ -72,7 +72,7 @@ class HostedTierConnector:
     Parameters
     ----------
     engine, settings
-        Whose it is.
+        The installed engine that has the connector, and its settings.
     requests
         All requests, by their ids.
     """

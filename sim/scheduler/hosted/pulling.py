@@ -55,7 +55,7 @@ class HostedPairConnector:
     Parameters
     ----------
     engine, settings
-        Whose it is.
+        The installed engine that has the connector, and its settings.
     requests
         All requests, by their ids.
     """

@@ -5,13 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sim.scheduler.generation import (
-    Generation,
-    GraphRule,
-    Parts,
-    Server,
-    SwapRule,
-)
+from sim.scheduler.generation import Generation, GraphRule, Parts, Server, SwapRule
 from sim.scheduler.sglang.names import (
     MAX_TOTAL_TOKENS,
     NAMES,
