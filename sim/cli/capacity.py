@@ -37,6 +37,7 @@ def capacity(
     mamba_ssm_cache_dtype: str = "auto",
     gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
+    use_flashinfer_sampler: bool | None = None,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
     draft_model: str | None = None,
@@ -99,6 +100,9 @@ def capacity(
         the release's for this GPU.
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states.
+    use_flashinfer_sampler
+        Whether FlashInfer samples, as the engine's log says (vLLM up to 0.20); default:
+        as in vLLM's images.
     num_speculative_tokens
         Draft tokens of a step; a drafter has weights and a cache.
     speculative_method
@@ -152,6 +156,7 @@ def capacity(
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
+        use_flashinfer_sampler=use_flashinfer_sampler,
         num_speculative_tokens=num_speculative_tokens,
         speculative_method=speculative_method,
         draft_model=draft_model,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, constants, estimate_capacity
+from sim.hardware.capacity.arguments import parse_release
 from sim.hardware.gpus import GIB, GpuSpec, load_gpu
 from sim.hardware.models.architecture import ModelArchitecture
 from sim.hardware.models.bundled import load_model
@@ -62,13 +63,18 @@ UNBUNDLED = {
     ),
 }
 
+_LATER = (
+    "release 0.11 in place of 0.11.0, which is said of row 71 alone and samples"
+    " by FlashInfer; this one sorts"
+)
 # Facts of a row that its own parts contradict, and why.
 ERRATA = {
     65: (
-        {"gpu_memory_utilization": "0.95"},
+        {"gpu_memory_utilization": "0.95", "vllm_version": "0.11"},
         "utilisation corrected from 0.9 to 0.95, because its parts (64.38 + 7.38 + 0.13"
-        " + 3.33 GiB) add up only so; its neighbour, row 71, states 0.95",
+        " + 3.33 GiB) add up only so; its neighbour, row 71, states 0.95; " + _LATER,
     ),
+    **{row_id: ({"vllm_version": "0.11"}, _LATER) for row_id in range(66, 71)},
 }
 
 # Rows that are not judged, whatever is given.
@@ -81,7 +87,6 @@ NOT_JUDGED = {
 
 # Rows beyond 5 %, and why; exactly these may be.
 CAUSES = {
-    71: "activations of 2.12 GiB: another sampler or fewer sequences than the default",
     76: "0.385 GiB more held; either FlashInfer's workspace (394 MiB), or a floor of"
     " the activations that does not scale with the batch of 2,048 / 256",
 }
@@ -243,8 +248,8 @@ def judge_left_out(
 ) -> list[Judged]:
     """Judge each model with constants that were fitted without it.
 
-    Per era, copies of the logits and memory outside PyTorch are medians over the rows
-    of the other models; `swap` puts the eras in place.
+    Per era, memory outside PyTorch is the median over the rows of the other models;
+    `swap` puts the eras in place.
     """
     rows = [row for row in rows_of_quality_a() if int(row["id"]) not in NOT_JUDGED]
     judged = []
@@ -260,28 +265,16 @@ def judge_left_out(
 def _refitted(
     rows: list[dict[str, str]], eras: tuple[constants.EngineEra, ...]
 ) -> tuple[constants.EngineEra, ...]:
-    copies: dict[float, list[float]] = defaultdict(list)
-    outside: dict[tuple[int, int], list[float]] = defaultdict(list)
+    outside: dict[tuple[tuple[int, int], int], list[float]] = defaultdict(list)
     for row in rows:
-        era = constants.era_of(int(row["vllm_version"].rstrip("~").split(".")[1]))
-        if not row["activation_peak_gib"] or not era.first_minor:
-            continue
-        outside[era.first_minor, int(row["tp"])].append(float(row["non_torch_gib"]))
-        estimate = estimate_row(row, weights_given=True)
-        model = architecture(row)
-        assert model is not None
-        more = float(row["activation_peak_gib"]) * GIB - estimate.activation_peak_bytes
-        logits = 4 * estimate.max_num_seqs * model.vocab_size
-        known = era.sampler_logits_copies
-        copies[known].append(known + more / logits)
+        if row["activation_peak_gib"] and row["gpu"].startswith("H100"):
+            first = constants.era_of(*parse_release(row["vllm_version"])).first
+            outside[first, int(row["tp"])].append(float(row["non_torch_gib"]))
     return tuple(
         replace(
             era,
-            sampler_logits_copies=median(copies[era.sampler_logits_copies])
-            if era.first_minor
-            else era.sampler_logits_copies,
             non_torch_gib={
-                tp: median(outside.get((era.first_minor, tp), [gib]))
+                tp: median(outside.get((era.first, tp), [gib]))
                 for tp, gib in era.non_torch_gib.items()
             },
         )

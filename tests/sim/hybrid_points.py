@@ -91,7 +91,7 @@ NOT_JUDGED = {
 WHOLE = {
     1001: ("rtx_pro_6000_server", {}),
     1037: ("h200_sxm", {}),
-    1059: ("l40s", {"quantization": "fp8-block128"}),
+    1059: ("l40s", {"quantization": "fp8-block128", "use_flashinfer_sampler": False}),
 }
 NOT_COUNTED = {
     1059: "its 27.72 GiB are an eighth of the model on four ranks: experts spread over"

@@ -146,7 +146,7 @@ def test_the_interval_holds_the_engines_number(weights_given: bool) -> None:
         high = (point.estimate.num_gpu_blocks_high + 1) * point.estimate.block_bytes
         if not low <= bytes_held <= high:
             outside.add(point.row_id)
-    assert outside == {71}
+    assert not outside
 
 
 def test_tokens_and_concurrency_follow_from_the_blocks() -> None:
@@ -194,5 +194,5 @@ def test_early_engines_count_what_the_allocator_keeps(
 ) -> None:
     found = estimate_capacity(model, gpu, engine_version=release, **settings)
     assert found.num_gpu_blocks == pytest.approx(num_blocks, rel=0.005)
-    later = estimate_capacity(model, gpu, engine_version="0.6.4", **settings)
+    later = estimate_capacity(model, gpu, engine_version="0.6.6", **settings)
     assert later.num_gpu_blocks > 1.01 * found.num_gpu_blocks

@@ -18,7 +18,7 @@ def test_it_explains_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     for part in (
         "requested             75.23 GiB",
         "- weights             14.99 GiB",
-        "- activation peak      1.88 GiB",
+        "- activation peak      1.89 GiB",
         "- non-torch            0.25 GiB",
         "= KV cache            58.11 GiB",
         "block: 2 MiB",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.drafters import Drafter
 
-_VERSION = re.compile(r"v?0\.(\d+)(?:\.\d+)*(?:[.+a-z-].*)?")
+_VERSION = re.compile(r"v?0\.(\d+)(?:\.(\d+))?(?:\.\d+)*(?:[.+a-z-].*)?")
 MOST_BLOCKS = 2**31 - 1
 """Engines number blocks in 32 bits."""
 MOST_BYTES = 2**50
@@ -38,6 +38,8 @@ class EngineArguments:
     model: ModelArchitecture
     gpu: GpuSpec
     engine_minor: int
+    engine_patch: int
+    """Last N of 0.NN.N; the largest where only 0.NN is said."""
     tensor_parallel_size: int
     block_size: int
     gpu_memory_utilization: float
@@ -60,6 +62,7 @@ class EngineArguments:
     mamba_ssm_cache_dtype: str = "auto"
     gdn_prefill_backend: str | None = None
     prefix_match_unit: int | None = None
+    use_flashinfer_sampler: bool | None = None
     num_speculative_tokens: int = 0
     drafter: Drafter | None = None
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
@@ -72,6 +75,31 @@ class EngineArguments:
     @property
     def is_v1(self) -> bool:
         return self.engine_minor >= constants.FIRST_V1_MINOR
+
+    @property
+    def era(self) -> constants.EngineEra:
+        return constants.era_of(self.engine_minor, self.engine_patch)
+
+    @property
+    def may_sample_by_flashinfer(self) -> bool:
+        """Whether the release samples by FlashInfer where that is installed."""
+        release = self.engine_minor, self.engine_patch
+        first, last = constants.FIRST_FLASHINFER_IMAGE, constants.LAST_FLASHINFER_IMAGE
+        return first <= release <= last
+
+    @property
+    def has_second_model_runner(self) -> bool:
+        """Whether the release's second model runner serves the model.
+
+        In 0.24 it serves some by name, which is left out; drafts of models are not
+        told from n-grams, which the first one serves.
+
+        Source: vLLM 0.24 to 0.33, ``config/vllm.py`` (`use_v2_model_runner`).
+        """
+        model = self.model
+        is_plain = not (model.num_experts or model.state_shape)
+        is_new = self.engine_minor >= constants.FIRST_SECOND_RUNNER_MINOR
+        return is_new and is_plain and not self.num_speculative_tokens
 
     @property
     def is_last_stage(self) -> bool:
@@ -106,6 +134,11 @@ class EngineArguments:
 
 def parse_engine_version(engine_version: str) -> int:
     """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``."""
+    return parse_release(engine_version)[0]
+
+
+def parse_release(engine_version: str) -> tuple[int, int]:
+    """Return NN and N of a vLLM release ``0.NN.N``; of ``0.NN``, its last N."""
     matched = _VERSION.fullmatch(str(engine_version).strip()[:40])
     if matched is None:
         raise CapacityError(
@@ -118,7 +151,7 @@ def parse_engine_version(engine_version: str) -> int:
             f"engine_version must be at most 0.{last}, the last release whose defaults"
             f" are known; got {str(engine_version)[:40]!r}: use '0.{last}'"
         )
-    return minor
+    return minor, constants.LAST_PATCH if matched[2] is None else int(matched[2])
 
 
 def resolve_dtypes(

@@ -19,6 +19,8 @@ FIRST_V1_MINOR = 8
 """vLLM 0.8 made the V1 engine the default."""
 LAST_MEASURED_MINOR = 19
 FIRST_MEASURED_MINOR = 11
+FIRST_HELD_V1_MINOR = 10
+"""Held against logs of A100 and L40S, not measured."""
 FIRST_HYBRID_POOL_MINOR = 10
 """From here full and sliding layers share one pool (``HybridKVCacheCoordinator``)."""
 FIRST_HYBRID_CHUNKS_MINOR = 14
@@ -47,16 +49,64 @@ FIRST_NULL_BLOCK_CHECK_MINOR = 29
 vLLM, pull request 47272, open in August 2026 and in 0.33."""
 MEASURED_FAMILY = "h100"
 
-SAMPLER_BASE_GIB = 0.02
-"""Inputs and small buffers of the profiled step."""
+SORTED_COPIES = 9
+"""Copies of the logits in float32 while PyTorch sorts them: themselves, the sorted
+values, their indices and those they start from in 64 bits, and CUB's second buffers of
+values and indices. Source: PyTorch, ``SortStable.cu`` (`segmented_sort_pairs`)."""
+FULL_SORT_COPIES = 12
+"""Of fewer rows, all are sorted as one (`segmented_sort_pairs_by_full_sort`)."""
+LEAST_SEGMENTED_ROWS = 128
+UNSORTED_COPIES = 3
+"""Copies without a sort. FlashInfer: the logits, the masked ones and probabilities;
+Triton: the logits, probabilities and noise. Source: ``flashinfer/sampling.py``, vLLM's
+``v1/sample/ops/topk_topp_sampler.py``."""
+LEAST_TRITON_ROWS = 8
+TRITON_BUFFER_ROWS = 132
+"""Rows of Triton's buffer, one a multiprocessor: those of an H100, within 0.03 GiB of
+any other's."""
+FIRST_FLASHINFER_IMAGE = (8, 0)
+LAST_FLASHINFER_IMAGE = (11, 0)
+"""Releases that sample by FlashInfer where it is installed, as in vLLM's own images;
+from 0.11.1 on it must be asked for. Source: `TopKTopPSampler` of 0.8.5 to 0.12.0."""
+FIRST_TRITON_SAMPLER_MINOR = 17
+LAST_COUNTED_MINOR = 20
+"""From 0.22 on FlashInfer's is the default (``vllm/envs.py``), and 0.33 profiles as it
+samples: `UNSORTED_COPIES`, too, 0.06 GiB less than `FITTED_COPIES` say for 1,024
+sequences. No log of these is at hand, and they keep what 0.19's showed."""
+FITTED_COPIES = 3.18
+FITTED_BASE_GIB = 0.02
+"""Of the sampler in releases without logs: fitted to those of 0.18 and 0.19."""
+FIRST_SECOND_RUNNER_MINOR = 25
+"""From here the second model runner serves all models without experts and states."""
+FIRST_BARE_SAMPLER_MINOR = 26
+"""From here its profiled sampler works on the logits as they are."""
+FIRST_WARM_SAMPLER_MINOR = 33
+"""From here it samples by top-k and top-p, too, while it is profiled. Source: vLLM 0.25
+to 0.33, ``v1/worker/gpu/model_runner.py`` (`_dummy_sampler_run`)."""
+GEMM_WORKSPACE_BYTES = 32 << 20
+EARLY_GEMM_WORKSPACE_BYTES = 8_519_680
+"""cuBLAS's workspace from Hopper on, and before. Source: PyTorch,
+``CUDABlas.cpp`` (`getChosenWorkspaceSize`)."""
+SMALL_BUFFERS_GIB = 0.0025
+"""Inputs of the profiled step: what the logs show beyond all that is counted."""
 SAMPLER_HIDDEN_COPIES = 1
 """Hidden states of the batch that live while the dummy sampler runs: the output of
 the forward pass, from which the logits were computed."""
+SAMPLED_HIDDEN_COPIES = 2
+"""Hidden states of the sampled rows: chosen ones, and random ones of their shape."""
 FORWARD_HIDDEN_COPIES = 4
 """Hidden states that live beside an MLP's two outputs, where the forward pass, not the
 sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
-normed input and the output. Few models show it: 4.3 was seen in CodeLlama, 4.5 in a
+normed input and the output. Few models show it: 4.2 was seen in CodeLlama, 4.1 in a
 quantised Mistral-Small."""
+EAGER_FORWARD_HIDDEN_COPIES = 3
+"""V0 runs no compiled graph. Models of `REUSES_MLP_NAME` let go of gate and up before
+the MLP's output is there, so that its peak is the activation, without an output."""
+REUSES_MLP_NAME = frozenset({"llama", "mistral", "phi3"})
+"""Values of ``model_type``. Source: vLLM 0.6.4.post1 and 0.7.3, ``models/llama.py``;
+``qwen2.py`` keeps them."""
+FIRST_REUSED_MLP_NAME = (6, 4)
+"""From here they do. Source: vLLM, pull request 10339 (November 2024)."""
 LAST_CACHEFLOW_MINOR = 1
 CACHEFLOW_BATCHED_TOKENS = 2_560
 """Batch of vLLM 0.1, whatever the model (``ServerArgs``)."""
@@ -83,6 +133,8 @@ WIDE_BATCH = (8_192, 1_024)
 VERY_WIDE_BATCH = (16_384, 1_024)
 
 
+LAST_PATCH = 99
+"""That of a release of which only 0.NN is said: its last."""
 LAST_KNOWN_MINOR = VERY_WIDE_SINCE_MINOR
 """The last release whose defaults are known."""
 MEASURED_BATCH = WIDE_BATCH
@@ -91,102 +143,92 @@ MEASURED_BATCH = WIDE_BATCH
 
 @dataclass(frozen=True, slots=True)
 class EngineEra:
-    """What a range of releases, from 0.`first_minor` on, holds beside the model."""
+    """What a range of releases holds beside the model."""
 
-    first_minor: int
-    sampler_logits_copies: float
-    """Copies of the logits in float32 that live at the sampler's peak, beside the
-    logits in the model's precision (``max_num_seqs`` x vocabulary)."""
+    first: tuple[int, int]
+    """The first of them, 0.NN.N."""
     non_torch_gib: Mapping[int, float]
-    """Memory outside PyTorch (CUDA context, NCCL) by tensor-parallel size."""
+    """Memory outside PyTorch (CUDA context, NCCL) by tensor-parallel size, on H100; to
+    three digits where numbers of blocks tell it, which the logs print in two."""
     measured_sizes: frozenset[int]
     """Tensor-parallel sizes of the era's own logs."""
-    subtracts_cuda_graphs: bool
-    keeps_moe_workspaces: bool
-    """Whether the workspaces of fused experts stay allocated while sampling."""
     source: str
+    early_non_torch_gib: Mapping[int, float] | None = None
+    """The same on GPUs before Hopper; None where no log tells them apart."""
+    subtracts_cuda_graphs: bool = False
+    keeps_moe_workspaces: bool = False
+    """Whether the workspaces of fused experts stay allocated while sampling."""
 
+
+_EARLY_NON_TORCH_GIB = MappingProxyType({1: 0.04, 2: 0.25, 4: 0.20})
+"""Since CUDA began, of V0 0.7 and 0.8 but for one: T4 0.01, A10G 0.05 twice, RTX 2060
+0.04 (their mean); two RTX 4090 0.25; four RTX 2080 Ti 0.20; four L40S 0.21 (V1)."""
 
 ERAS: tuple[EngineEra, ...] = (
     EngineEra(
-        0,
-        9.06,
+        (0, 0),
         MappingProxyType({1: 0.13}),
         frozenset({1}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=False,
         source="V0: all as in 0.11, nothing fitted",
     ),
     EngineEra(
-        4,
-        9.06,
+        (4, 0),
         MappingProxyType({1: 0.71}),
         frozenset({1}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=False,
         source="V0, what the allocator keeps counts as used: 0.52 to 0.65 GiB more "
         "in three logs (0.4.1 twice, 0.5.3)",
     ),
     EngineEra(
-        6,
-        9.06,
+        (6, 0),
+        MappingProxyType({1: 0.73}),
+        frozenset({1}),
+        source="V0, CUDA's context and other processes count: 0.73 GiB on an H200, "
+        "0.15, 0.43 and 0.47 on a card of 8 GB in logs of 0.6.4",
+        early_non_torch_gib=MappingProxyType({1: 0.35}),
+    ),
+    EngineEra(
+        (6, 5),
         MappingProxyType({1: 0.13}),
         frozenset({1}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=False,
-        source="V0: all as in 0.11, nothing fitted; logs of 0.6.6 say 0.12 and 0.16",
+        source="V0, what came since CUDA began: logs of 0.6.6 say 0.12 and 0.16 on "
+        "H100, of 0.7 and 0.8 0.01 to 0.05 on T4, A10G and RTX 2060",
+        early_non_torch_gib=_EARLY_NON_TORCH_GIB,
     ),
     EngineEra(
-        7,
-        9.06,
-        MappingProxyType({1: 0.05, 2: 0.25}),
+        (8, 0),
+        MappingProxyType({1: 0.136, 2: 0.55}),
         frozenset({1, 2}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=False,
-        source="V0, what came since CUDA began: 0.01, 0.05 and 0.05 GiB in logs of 0.7 "
-        "on T4 and A10G, 0.25 on two RTX 4090; sampler as in 0.11",
-    ),
-    EngineEra(
-        8,
-        9.06,
-        MappingProxyType({1: 0.13, 2: 0.55}),
-        frozenset({1, 2}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=False,
         source="measured on 0.11, 0.15 and 0.16 (six models)",
+        early_non_torch_gib=_EARLY_NON_TORCH_GIB,
     ),
     EngineEra(
-        17,
-        3.18,
-        MappingProxyType({1: 0.13, 2: 0.55}),
+        (17, 0),
+        MappingProxyType({1: 0.136, 2: 0.55}),
         frozenset({1}),
-        subtracts_cuda_graphs=False,
-        keeps_moe_workspaces=True,
         source="measured on 0.17 (one model); TP 2 as in 0.11",
-    ),
-    EngineEra(
-        18,
-        3.18,
-        MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
-        frozenset({1, 2, 4}),
-        subtracts_cuda_graphs=False,
+        early_non_torch_gib=_EARLY_NON_TORCH_GIB,
         keeps_moe_workspaces=True,
-        source="measured on 0.18 and 0.19 (fifteen models)",
     ),
     EngineEra(
-        21,
-        3.18,
+        (18, 0),
+        MappingProxyType({1: 0.246, 2: 2.068, 4: 2.135}),
+        frozenset({1, 2, 4}),
+        source="measured on 0.18 and 0.19 (fifteen models)",
+        keeps_moe_workspaces=True,
+    ),
+    EngineEra(
+        (21, 0),
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
         frozenset(),
+        source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
         subtracts_cuda_graphs=True,
         keeps_moe_workspaces=True,
-        source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
     ),
 )
 """Eras in order of release."""
 
-GRAPHS_TAKEN_FOR_NOTHING = range(25, 29)
-"""Releases whose second model runner keeps no memory for graphs beforehand."""
+FIRST_SECOND_RUNNER_GRAPHS_MINOR = 29
+"""From here the second model runner keeps memory for graphs, too, beforehand."""
 
 NON_TORCH_PER_DOUBLING_GIB = 0.09
 """Growth from one tensor-parallel size to its double beyond those measured."""
@@ -210,8 +252,8 @@ class Margins:
     4090 also FlashInfer's workspace (394 MiB; the log does not name the backend)."""
     other_version: float = 0.30
     old_v1: float = 4.00
-    """Logs of 0.8 to 0.10 leave 0.5 to 3.6 GiB open: their arguments are not all
-    known, nor those releases' defaults."""
+    """One log each of 0.8 and 0.9 leaves 2 and 4 GiB open: their arguments are not all
+    known. Seven of 0.10 lie within 0.13 GiB."""
     other_tensor_parallel_size: float = 0.50
     enforce_eager: float = 0.30
     v0: float = 1.00
@@ -239,6 +281,6 @@ def padding_limit_of(minor: int) -> float:
     return next(limit for first, limit in reversed(_PADDING_LIMITS) if minor >= first)
 
 
-def era_of(minor: int) -> EngineEra:
-    """Return the era that release 0.`minor` belongs to."""
-    return next(era for era in reversed(ERAS) if minor >= era.first_minor)
+def era_of(minor: int, patch: int = LAST_PATCH) -> EngineEra:
+    """Return the era that release 0.`minor`.`patch` belongs to."""
+    return next(era for era in reversed(ERAS) if (minor, patch) >= era.first)

@@ -28,6 +28,11 @@ _SPARSE_BLOCK_SIZE: Final = 64
 _LATENT_BLOCK_SIZES: Final = (32, 64)
 
 
+def is_hopper_or_later(gpu: GpuSpec) -> bool:
+    """Whether a GPU is one of NVIDIA's from 2022 on, but for Ada's."""
+    return gpu.family in _HOPPER | _BLACKWELL
+
+
 class Checkpoints(TypedDict):
     """Fields of `sim.hardware.models.kv_layers.KVCacheOptions`."""
 

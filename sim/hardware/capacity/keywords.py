@@ -11,11 +11,12 @@ from sim.hardware.capacity.arguments import (
     check_pipeline,
     check_prefix_match_unit,
     check_state_dtypes,
-    parse_engine_version,
+    parse_release,
     resolve_batch,
     resolve_dtypes,
     schedules_ahead,
 )
+from sim.hardware.capacity.constants import LAST_PATCH
 from sim.hardware.capacity.estimate import CapacityEstimate, estimate_of
 from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, is_sglang
 from sim.hardware.capacity.transformers import (
@@ -66,6 +67,7 @@ def estimate_capacity(
     mamba_ssm_cache_dtype: str = "auto",
     gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
+    use_flashinfer_sampler: bool | None = None,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
     draft_model: str | None = None,
@@ -115,6 +117,9 @@ def estimate_capacity(
         Of states: see `state_dtypes` and `checkpoint_options`.
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states; or None.
+    use_flashinfer_sampler
+        vLLM's ``VLLM_USE_FLASHINFER_SAMPLER``, for releases up to 0.20; None for what
+        its images do. Without it, those up to 0.16 sort the logits.
     num_speculative_tokens, speculative_method, draft_model
         Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
 
@@ -166,14 +171,13 @@ def estimate_capacity(
     )
     experts = ExpertRanks(data_parallel_size, enable_expert_parallel)
     check_parallelism(model, tensor_parallel_size, experts)
+    minor, patch = STAND_IN_MINOR, LAST_PATCH
     if is_transformers(engine_version):
-        minor = STAND_IN_MINOR
         tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
     elif is_sglang(engine_version):
-        minor = STAND_IN_MINOR
         tokens, seqs = max_num_batched_tokens or MAX_PREFILL_TOKENS, max_num_seqs or 0
     else:
-        minor = parse_engine_version(engine_version)
+        minor, patch = parse_release(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
     check_pipeline(model, pipeline_parallel_size, minor)
     check_state_dtypes(
@@ -194,6 +198,7 @@ def estimate_capacity(
         model=model,
         gpu=gpu,
         engine_minor=minor,
+        engine_patch=patch,
         tensor_parallel_size=tensor_parallel_size,
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -217,6 +222,7 @@ def estimate_capacity(
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
+        use_flashinfer_sampler=use_flashinfer_sampler,
         num_speculative_tokens=num_speculative_tokens,
         drafter=(
             drafter_of(model, speculative_method, draft_model)

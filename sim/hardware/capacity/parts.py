@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from sim.errors import CapacityError
 from sim.hardware.capacity import constants
+from sim.hardware.capacity.activations import activation_peak_bytes, sorting_bytes
+from sim.hardware.capacity.kernels import is_hopper_or_later
 from sim.hardware.gpus import GIB
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
 from sim.hardware.models.weights import (
@@ -53,7 +55,7 @@ class MemoryParts:
 
 def memory_parts(arguments: EngineArguments) -> MemoryParts:
     scheme = quantization_scheme_of(arguments)
-    era = constants.era_of(arguments.engine_minor)
+    era = arguments.era
     drafter_bytes = _drafter_bytes(arguments, scheme)
     weights = _weights(arguments, scheme) + drafter_bytes
     total = arguments.gpu.memory_bytes
@@ -68,12 +70,12 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
         drafter = arguments.drafter
         num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
         graphs = cuda_graph_gib(arguments.model.num_hidden_layers + num_layers)
-    activation_peak, argument = _activation_peak(arguments, scheme, era)
+    activation_peak, argument = activation_peak_bytes(arguments, scheme)
     return MemoryParts(
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
         weights_bytes=weights,
         activation_peak_bytes=activation_peak,
-        non_torch_bytes=round(non_torch_gib(era, _connected(arguments)) * GIB),
+        non_torch_bytes=round(_non_torch_gib(arguments) * GIB),
         cuda_graph_bytes=round(graphs * GIB),
         activation_argument=argument,
         expert_bytes=_expert_bytes(arguments, scheme),
@@ -84,19 +86,15 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
 def _sets_no_graphs_aside(arguments: EngineArguments) -> bool:
     """Whether no memory is kept for graphs before they are captured.
 
-    The second model runner, which serves models without experts and states since 0.25,
-    takes them for nothing before 0.29. In 0.24 it serves some of them by name, which
-    is left out; drafts of models are not told from n-grams, which the first one serves.
+    The second model runner takes them for nothing before 0.29.
 
-    Source: vLLM 0.24 to 0.33, ``config/vllm.py`` (`use_v2_model_runner`) and
-    ``v1/worker/gpu/model_runner.py`` (`profile_cudagraph_memory`).
+    Source: vLLM 0.24 to 0.33, ``v1/worker/gpu/model_runner.py``
+    (`profile_cudagraph_memory`).
     """
     if arguments.enforce_eager:
         return True
-    model = arguments.model
-    is_plain = not (model.num_experts or model.state_shape)
-    is_second = is_plain and not arguments.num_speculative_tokens
-    return is_second and arguments.engine_minor in constants.GRAPHS_TAKEN_FOR_NOTHING
+    is_early = arguments.engine_minor < constants.FIRST_SECOND_RUNNER_GRAPHS_MINOR
+    return arguments.has_second_model_runner and is_early
 
 
 def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | None:
@@ -114,13 +112,16 @@ def cuda_graph_gib(num_layers: int) -> float:
     return constants.CUDA_GRAPH_BASE_GIB + per_layer * num_layers
 
 
-def non_torch_gib(era: constants.EngineEra, tensor_parallel_size: int) -> float:
+def _non_torch_gib(arguments: EngineArguments) -> float:
     """Return memory outside PyTorch in GiB, extrapolated beyond the table."""
+    era, ranks = arguments.era, _connected(arguments)
     known = era.non_torch_gib
-    if tensor_parallel_size in known:
-        return known[tensor_parallel_size]
-    nearest = max(size for size in known if size <= tensor_parallel_size)
-    doublings = math.log2(tensor_parallel_size / nearest)
+    if era.early_non_torch_gib is not None and not is_hopper_or_later(arguments.gpu):
+        known = era.early_non_torch_gib
+    if ranks in known:
+        return known[ranks]
+    nearest = max(size for size in known if size <= ranks)
+    doublings = math.log2(ranks / nearest)
     return known[nearest] + constants.NON_TORCH_PER_DOUBLING_GIB * doublings
 
 
@@ -193,69 +194,6 @@ def _expert_bytes(arguments: EngineArguments, scheme: QuantizationScheme | None)
     )
 
 
-def _activation_peak(
-    arguments: EngineArguments,
-    scheme: QuantizationScheme | None,
-    era: constants.EngineEra,
-) -> tuple[int, str]:
-    """Return the peak of the profiled step, and the argument that it scales with.
-
-    It is that of its forward pass, or of its dummy sampler. The sampler sorts the
-    logits of ``max_num_seqs`` sequences over the whole vocabulary, on every rank; the
-    forward pass holds an MLP's outputs of ``max_num_batched_tokens`` tokens.
-    """
-    model, itemsize = arguments.model, arguments.itemsize_bytes
-    hidden = arguments.max_num_batched_tokens * model.hidden_size * itemsize
-    workspaces = moe_workspace_bytes(arguments)
-    # A multimodal model holds the embeddings of its dummy input throughout.
-    encoder = hidden if model.has_encoder else 0
-    logits = arguments.max_num_seqs * model.vocab_size
-    of_sequences = logits * (4 * era.sampler_logits_copies + itemsize)
-    of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden
-    if era.keeps_moe_workspaces:
-        of_tokens += workspaces
-    sampler = of_sequences + of_tokens + constants.SAMPLER_BASE_GIB * GIB
-    inputs = constants.FORWARD_HIDDEN_COPIES * hidden
-    forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
-    if not arguments.is_last_stage:  # it samples nothing
-        return round(forward + encoder), "max_num_batched_tokens"
-    by_tokens = forward > sampler or of_tokens > of_sequences
-    argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
-    return round(max(sampler, forward) + encoder), argument
-
-
-def _mlp_outputs(
-    arguments: EngineArguments, scheme: QuantizationScheme | None
-) -> float:
-    """Return bytes of a dense MLP's gate, up and activated outputs on one rank."""
-    model = arguments.model
-    inner = model.num_shared_experts * model.expert_size
-    if model.num_moe_layers < model.num_hidden_layers:
-        inner = max(inner, model.intermediate_size)
-    per_token = 3.0 * arguments.itemsize_bytes
-    has_fp8_units = arguments.gpu.fp8_flops_per_s is not None
-    if scheme is not None and scheme.quantizes_activation(has_fp8_units):
-        per_token += 1
-    ranks = arguments.tensor_parallel_size
-    return arguments.max_num_batched_tokens * inner / ranks * per_token
-
-
-def moe_workspace_bytes(arguments: EngineArguments) -> int:
-    """Return the two workspaces of fused experts on one rank, in bytes.
-
-    Every token is copied once an expert that it is routed to: the first workspace
-    holds gate and up (or the output), the second the activated product. Source: vLLM
-    ``fused_moe`` modular kernels, ``workspace_shapes``.
-    """
-    model = arguments.model
-    if not model.num_moe_layers:
-        return 0
-    _, inner = arguments.experts.of(model, arguments.tensor_parallel_size)
-    rows = arguments.max_num_batched_tokens * model.num_experts_per_tok
-    widths = max(2 * inner, model.hidden_size) + max(inner, model.hidden_size)
-    return rows * widths * arguments.itemsize_bytes
-
-
 # -- how far off the estimate may be, and why, in words ------------------------------
 
 
@@ -283,7 +221,7 @@ def _device_terms(arguments: EngineArguments) -> Iterator[tuple[float, str]]:
         yield margins.other_gpu, f"{gpu.name}: the constants were measured on H100"
     if gpu.consumer:
         yield margins.consumer_gpu, f"{gpu.name}: one log of a consumer GPU, 7 % off"
-    tp, era = arguments.tensor_parallel_size, constants.era_of(arguments.engine_minor)
+    tp, era = arguments.tensor_parallel_size, arguments.era
     # An era without logs has a reason of its own for the sizes that it carries over.
     if tp not in (era.measured_sizes or era.non_torch_gib):
         yield (
@@ -310,12 +248,22 @@ def _version_terms(
     first, last = constants.FIRST_MEASURED_MINOR, constants.LAST_MEASURED_MINOR
     if not arguments.is_v1:
         yield margins.v0, f"0.{minor} is a V0 engine, held against four logs only"
-    elif minor < first:
+    elif minor < constants.FIRST_HELD_V1_MINOR:
         yield margins.old_v1, f"0.{minor} is older than 0.{first}, the first measured"
+    elif minor < first:
+        yield margins.other_version, f"0.{minor}: held against seven logs, none of H100"
     elif minor > last:
         yield (
             margins.other_version,
             f"0.{minor} is newer than 0.{last}, the last measured",
+        )
+    if arguments.may_sample_by_flashinfer and arguments.use_flashinfer_sampler is None:
+        more = sorting_bytes(arguments) / GIB
+        yield (
+            more,
+            "the release samples by FlashInfer where that is installed, as in vLLM's"
+            " images; without it (use_flashinfer_sampler: false) sorting takes up to"
+            f" {more:.2f} GiB more",
         )
     if parts.cuda_graph_bytes:
         yield (

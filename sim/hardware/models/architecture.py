@@ -43,6 +43,8 @@ class ModelArchitecture:
     vocab_size: int
     max_position_embeddings: int
     """Tokens of the longest request, stretched as the rope scaling says."""
+    model_type: str = ""
+    """Family, without ``_text``; empty where it is not said."""
     dtype: str = "bfloat16"
     tie_word_embeddings: bool = False
     quantization: str | None = None

@@ -187,6 +187,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
             "head_dim", text.count("attention_head_dim", hidden // heads)
         ),
         "vocab_size": text.count("vocab_size"),
+        "model_type": kind,
         "dtype": _dtype(text),
         "tie_word_embeddings": text.flag(
             "tie_word_embeddings", default="gemma" in kind
