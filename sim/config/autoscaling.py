@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from sim.config.types import ConfigTable, Whole
 
 _Above = Annotated[float, Field(gt=0)]
+_Period = Annotated[float, Field(ge=1e-3)]
 _Span = Annotated[float, Field(ge=0)]
 METRICS: Final = (
     "waiting_requests",
@@ -60,8 +61,8 @@ class AutoscalerTable(ConfigTable):
     min_replicas: Whole = 1
     pool: str | None = None
     start_s: _Span = 120.0
-    interval_s: _Above = 15.0
-    scrape_interval_s: _Above = 15.0
+    interval_s: _Period = 15.0
+    scrape_interval_s: _Period = 15.0
     tolerance: _Span = 0.1
     cooldown_s: _Span = 300.0
     drain_s: _Above | None = None

@@ -80,7 +80,7 @@ class EventTable(ConfigTable):
     kind: str
     engine: Annotated[int, Field(ge=0)]
     requests: str | None = None
-    factor: Annotated[float | None, Field(gt=0)] = None
+    factor: Annotated[float | None, Field(ge=1e-3, le=1e6)] = None
 
     @model_validator(mode="after")
     def _fits(self) -> EventTable:

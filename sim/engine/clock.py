@@ -31,6 +31,14 @@ def step_priority(place: int) -> float:
     return STEP_PRIORITY - 1 / (place + 2)
 
 
+def next_multiple(interval_s: float, time_s: float) -> float:
+    """Return the first multiple of an interval after a time, in seconds."""
+    number = int(time_s // interval_s) + 1  # of a division it might be one too many
+    while number * interval_s <= time_s:
+        number += 1
+    return number * interval_s
+
+
 class Wakeable(Protocol):
     """Something that waits, and may have to go on."""
 

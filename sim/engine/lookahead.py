@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import partial
 from heapq import heappop, heappush, heapreplace
-from math import floor, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from sim.engine.apart import EnginesApart
@@ -25,6 +25,7 @@ from sim.engine.clock import (
     STEP_PRIORITY,
     At,
     advance,
+    next_multiple,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class BetweenScrapes(DealtEngines):
         request = next(self._requests, None)
         while request is not None and not self._stop_requested:
             since_s = env.now if self._places else max(request.arrival_s, env.now)
-            read_s = _next_multiple(router.interval_s, since_s)
+            read_s = next_multiple(router.interval_s, since_s)
             while request is not None and request.arrival_s <= read_s:
                 if self._looks:
                     self._run_all(request.arrival_s, ARRIVAL_PRIORITY)
@@ -173,14 +174,6 @@ class BetweenScrapes(DealtEngines):
             yield At(env, read_s, SCRAPE_PRIORITY)
             router.hear(self._loads())
         yield from self._finish()
-
-
-def _next_multiple(interval_s: float, time_s: float) -> float:
-    """Return the first multiple of an interval after a time, in seconds."""
-    number = floor(time_s / interval_s) + 1
-    while number * interval_s <= time_s:
-        number += 1
-    return number * interval_s
 
 
 class ByEnds(DealtEngines):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import floor, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.engine.balancer import Load
-from sim.engine.clock import SCRAPE_PRIORITY, At
+from sim.engine.clock import SCRAPE_PRIORITY, At, next_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -84,11 +84,7 @@ class Scrapes:
             self._plan()
 
     def _plan(self) -> None:
-        interval_s, now_s = self._router.interval_s, self.env.now
-        number = floor(now_s / interval_s) + 1
-        while number * interval_s <= now_s:
-            number += 1
-        self.next_s = number * interval_s
+        self.next_s = next_multiple(self._router.interval_s, self.env.now)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
         env = self.env

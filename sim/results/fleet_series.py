@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,7 +35,7 @@ ABSENT: Final = ("starting", "off")
 
 def times_of(duration_s: float) -> Floats:
     """Return at most 1,000 times from 0 on, a round number of seconds apart."""
-    steps = ((m, k) for k in range(-6, 12) for m in (1, 2, 5))
+    steps = ((m, k) for k in count(-6) for m in (1, 2, 5))
     m, k = next((m, k) for m, k in steps if duration_s < _MOST_TIMES * m * 10.0**k)
     times_s: Floats = np.arange(_MOST_TIMES, dtype=np.float64) * m
     times_s = times_s * 10.0**k if k > 0 else times_s / 10.0**-k

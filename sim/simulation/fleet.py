@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from cache.v1.runs.tables import RunTables
-from sim.config.plug import build
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import LoadBalancer
@@ -19,9 +17,8 @@ from sim.engine.loop import Engine
 from sim.engine.replicas import Replicas
 from sim.engine.requests import requests_of
 from sim.engine.roster import EventKind, ReplicaEvent
-from sim.engine.routers import BLIND, BY_PREFIX, ROUTERS
+from sim.engine.routers import BLIND, BY_PREFIX
 from sim.engine.scrapes import Scrapes, load_of
-from sim.errors import ConfigError
 from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.groups.scheduler import GroupScheduler
@@ -31,6 +28,13 @@ from sim.simulation.fleet_numbers import numbers, with_series
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import space_prefills
+from sim.simulation.routers import (
+    looks_at_arrivals,
+    looks_at_caches,
+    looks_when_it_likes,
+    make_router,
+    may_look,
+)
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from workloads.columns import arrivals_s
@@ -60,10 +64,6 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.simulation.pools import Pool
     from workloads.spec import RequestSpec
-
-
-_LOOKS = frozenset({"env", "loads"})
-"""Arguments of routers that may look at engines when they like."""
 
 
 def make_schedulers(
@@ -160,15 +160,11 @@ class Fleet:
     ) -> Any:
         """Make the router of the engines at these places."""
         context = self._context(places, Streams(seed).generator(key.replace("_", " ")))
-        router = build(ROUTERS, table, f"fleet.{key}", context)
-        if self.comes_and_goes and not hasattr(router, "set_ready"):
-            cause = "events" if self.events else "autoscaler"
-            raise ConfigError(
-                f"fleet.{cause}: a router of engines that come and go needs a method "
-                f"set_ready(places), which {table['kind']} has not; choose "
-                f"another one"
-            )
-        return router
+        changing = "events" if self.events else "autoscaler"
+        return make_router(
+            *(table, f"fleet.{key}", context),
+            changing if self.comes_and_goes else None,
+        )
 
     def _context(self, places: Sequence[int], stream: Generator) -> dict[str, Any]:
         specs = self._specs
@@ -244,10 +240,10 @@ class Fleet:
                 router,
                 arrivals_s(self._specs),
             )
-        looks = _looks_at_arrivals(router)
+        looks = looks_at_arrivals(router)
         reads = bool(getattr(router, "interval_s", None))
         is_told = looks or getattr(router, "knows_metrics_only", False)
-        if _looks_when_it_likes(router) or (reads and not is_told):
+        if looks_when_it_likes(router) or (reads and not is_told):
             return None
         engines = self._behind(looks_ahead=not looks)
         dealt: DealtEngines
@@ -295,9 +291,9 @@ class Fleet:
                 self.env, router, self.loads, lambda: not engines.num_in_flight
             )
             watches.append(engines.scrapes)
-        elif not _LOOKS.isdisjoint(signature(type(router)).parameters):
+        elif may_look(router):
             return engines  # it may look at any time
-        if _looks_at_caches(router):
+        if looks_at_caches(router):
             return engines
         self._heed = partial(self._heeded, engines, watches, is_announced)
         for engine in engines.engines:
@@ -438,28 +434,6 @@ def _event(table: EventTable) -> ReplicaEvent:
         retries=table.requests != "lose",
         factor=table.factor or 1.0,
     )
-
-
-def _looks_at_caches(router: Any) -> bool:
-    """Whether a router asks what engines cache whenever a request comes."""
-    names = signature(type(router)).parameters
-    return bool(getattr(router, "hears_kv_events", "cached_blocks" in names))
-
-
-def _looks_at_arrivals(router: Any) -> bool:
-    """Whether a router looks at engines when a request comes: caches, or loads."""
-    takes_loads = "loads" in signature(type(router)).parameters
-    is_bound = bool(getattr(router, "looks_at_arrivals_only", False))
-    return _looks_at_caches(router) or (takes_loads and is_bound)
-
-
-def _looks_when_it_likes(router: Any) -> bool:
-    """Whether a router may look at engines at other times than those known of it."""
-    if isinstance(router, LoadBalancer):
-        return True
-    if getattr(router, "looks_at_arrivals_only", False):
-        return False
-    return not _LOOKS.isdisjoint(signature(type(router)).parameters)
 
 
 def _run_on(engine: Engine) -> None:

@@ -15,6 +15,7 @@ from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.patience import Patience, PatientClient
+from sim.engine.replicas import Replicas
 from sim.engine.requests import RequestFactory, tree_of
 from sim.errors import ConfigError, EngineDiedError, SchedulerError
 from sim.results import summary
@@ -380,8 +381,12 @@ class Simulation:
             return
         is_whole = not (self.engine.stop_requested or self.engine.stalled)
         if is_whole and num_rejected == recording.request_table.num_rows:
+            engine = self.engine
+            is_off = isinstance(engine, Replicas) and engine.num_refused == num_rejected
             remedy = (
-                "give the engine a larger cache, or requests a smaller limit "
+                "let an engine start again (fleet.events)"
+                if is_off
+                else "give the engine a larger cache, or requests a smaller limit "
                 "(workload.max_tokens)"
             )
             raise ConfigError("; ".join([line, remedy, *self._limits]))

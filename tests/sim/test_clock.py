@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nextafter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from sim.engine.clock import (
     At,
     Clock,
     LoneClock,
+    next_multiple,
     step_priority,
 )
 from sim.engine.stretch import Stretch
@@ -40,6 +42,15 @@ def test_times_are_met_to_the_last_bit(first: float, second: float) -> None:
     env.process(process())
     env.run()
     assert log == [first, second]
+
+
+@given(st.sampled_from([0.05, 0.1, 0.3, 15.0, 60.0]), st.integers(1, 10**6))
+def test_no_multiple_is_left_out(interval_s: float, number: int) -> None:
+    """Not where a time and a multiple differ in the last bit only."""
+    time_s = number * interval_s
+    assert next_multiple(interval_s, nextafter(time_s, 0.0)) == time_s
+    assert next_multiple(interval_s, time_s) == (number + 1) * interval_s
+    assert next_multiple(interval_s, 0.0) == interval_s
 
 
 def test_an_arrival_comes_before_a_step_end_of_the_same_instant() -> None:

@@ -228,6 +228,12 @@ def test_a_dead_fleet_lets_requests_wait_or_rejects_them(*, comes_back: bool) ->
         assert any("none will be" in line for line in summary["warnings"])
 
 
+def test_a_run_without_an_engine_is_refused_with_what_helps() -> None:
+    events = [event(0.0, "die", place) for place in range(3)]
+    with pytest.raises(ConfigError, match=r"; let an engine start again \(fleet\.ev"):
+        run(events)
+
+
 def test_an_engine_that_came_back_is_not_waited_for_once_more() -> None:
     events = [event(0.5, "die", 0), event(0.7, "start", 0), event(1.2, "die", 0)]
     results = run(events, replicas=1)

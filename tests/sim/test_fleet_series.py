@@ -52,6 +52,14 @@ def test_times_are_round_and_not_too_many(duration_s: float) -> None:
         )
 
 
+def test_times_of_a_run_of_whatever_length() -> None:
+    """A class of a user's may price steps as it likes."""
+    for exponent in (12, 15, 16, 297, 307):
+        times_s = times_of(10.0**exponent)
+        assert 400 <= len(times_s) <= 1000
+        assert np.isfinite(times_s).all()
+
+
 def test_states_follow_each_other_and_absences_join() -> None:
     changes = [(1.0, 1, "off"), (2.0, 1, "starting"), (5.0, 1, "ready"), (7.0, 0, "dy")]
     spans = state_spans(changes, 2, 10.0)

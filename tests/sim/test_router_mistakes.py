@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,9 @@ from sim.errors import ConfigError
 from sim.simulation.run import Simulation
 from tests.sim.test_fleet_pairs import fleet_of as pair_of
 from tests.sim.test_fleet_run import TIGHT, data_of, fleet_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 POSITIVE = "must be 0 or more, and finite, got "
 SHARE = "must be from 0 to 1, got "
@@ -91,3 +94,95 @@ def test_a_wrong_number_of_a_decider(
     assert told.startswith("fleet.proxy.decider")
     assert f"{key}: " in told
     assert said in told
+
+
+OWN = """
+class Base:
+    def __init__(self, num_engines):
+        self.num_chosen = 0
+    def choose(self, request):
+        self.num_chosen += 1
+        return 0
+    def ended(self, request, place):
+        pass
+    def set_ready(self, places):
+        pass
+class Mine({base}):
+    {body}
+"""
+
+
+def own_fleet(tmp_path: Path, body: str, base: str = "Base") -> dict[str, Any]:
+    """Return a fleet of three engines behind a router of one's own."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN.format(base=base, body=body))
+    return fleet_of(3, f"{path}:Mine")
+
+
+@pytest.mark.parametrize("interval", ["0", "-1.0", "1e-30", "float('nan')", "'1'"])
+def test_an_interval_of_ones_own_router_is_a_span_of_time(
+    tmp_path: Path, interval: str
+) -> None:
+    told = refusal(own_fleet(tmp_path, f"interval_s = {interval}"))
+    assert "interval_s must be 0.001 s or more, got " in told
+
+
+@pytest.mark.parametrize(
+    ("body", "base", "name"),
+    [("interval_s = 1.0", "Base", "hear"), ("ended = None", "Base", "ended")],
+)
+def test_ones_own_router_lacks_a_method(
+    tmp_path: Path, body: str, base: str, name: str
+) -> None:
+    told = refusal(own_fleet(tmp_path, body, base))
+    assert f"a router needs a method {name}, which Mine has not" in told
+
+
+@pytest.mark.parametrize("place", ["3", "-1", "1.0", "None"])
+def test_ones_own_router_chooses_no_engine(tmp_path: Path, place: str) -> None:
+    fleet = own_fleet(tmp_path, f"choose = lambda self, request: {place}")
+    with pytest.raises(ConfigError, match=rf"of 3 that count from 0, got {place};"):
+        Simulation(parse_config(data_of(TIGHT, fleet))).run()
+
+
+def test_ones_own_router_chooses_an_engine_that_has_died(tmp_path: Path) -> None:
+    fleet = own_fleet(tmp_path, "pass")
+    fleet["events"] = [{"time_s": 0.5, "kind": "die", "engine": 0}]
+    with pytest.raises(ConfigError, match=r"an engine that is ready, .* got 0;"):
+        Simulation(parse_config(data_of(TIGHT, fleet))).run()
+
+
+def test_methods_of_ones_own_router_are_watched(tmp_path: Path) -> None:
+    fleet = own_fleet(tmp_path, "__slots__ = ()", "object")
+    assert "needs a method choose" in refusal(fleet)
+    path = tmp_path / "slots.py"
+    path.write_text(
+        "class Mine:\n    __slots__ = ()\n    def choose(self, request): return 0\n"
+        "    def ended(self, request, place): pass\n"
+    )
+    assert "leave __slots__ out" in refusal(fleet_of(3, f"{path}:Mine"))
+
+
+def test_a_whole_number_of_numpys_is_a_place(tmp_path: Path) -> None:
+    fleet = own_fleet(
+        tmp_path, "choose = lambda self, request: __import__('numpy').int64(2)"
+    )
+    results = Simulation(parse_config(data_of(TIGHT, fleet))).run()
+    served = [each["num_requests"] for each in results.summary["engines"]]
+    assert served[:2] == [0, 0]
+    assert served[2]
+
+
+@pytest.mark.parametrize("key", ["interval_s", "scrape_interval_s"])
+def test_an_autoscaler_looks_every_millisecond_at_most(key: str) -> None:
+    fleet = fleet_of(1, "least_requests")
+    targets = {"requests_in_flight": 4}
+    fleet["autoscaler"] = {"targets": targets, "max_replicas": 3, key: 1e-30}
+    assert f"{key}: should be greater than or equal to 0.001" in refusal(fleet)
+
+
+@pytest.mark.parametrize("factor", [1e300, 1e-300])
+def test_a_slow_engine_is_slow_within_reason(factor: float) -> None:
+    fleet = fleet_of(2, "least_requests")
+    event = {"time_s": 0.0, "kind": "slow", "engine": 0, "factor": factor}
+    assert "factor: should be " in refusal(fleet | {"events": [event]})

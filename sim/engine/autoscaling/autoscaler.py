@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.engine.autoscaling.target_tracking import Metric
-from sim.engine.clock import SCRAPE_PRIORITY, At
+from sim.engine.clock import SCRAPE_PRIORITY, At, next_multiple
 from sim.engine.scrapes import load_of
 from workloads.sums import added
 
@@ -156,7 +156,8 @@ class Autoscaler:
     def _plan(self) -> None:
         timing, now_s = self.timing, self.env.now
         self.next_s = min(
-            _after(now_s, timing.interval_s), _after(now_s, timing.scrape_interval_s)
+            next_multiple(timing.interval_s, now_s),
+            next_multiple(timing.scrape_interval_s, now_s),
         )
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
@@ -281,14 +282,6 @@ _READ: Mapping[Metric, Callable[[Engine], float]] = {
         each.num_prompt_tokens for each in engine.recorder.active.values()
     ),
 }
-
-
-def _after(now_s: float, interval_s: float) -> float:
-    """Return the next multiple of an interval after a time."""
-    number = int(now_s // interval_s) + 1
-    while number * interval_s <= now_s:
-        number += 1
-    return number * interval_s
 
 
 def _is_multiple(time_s: float, interval_s: float) -> bool:

@@ -1,0 +1,80 @@
+"""Routers of users: held to what a router promises, whenever they choose."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.scheduler.request import Request
+
+LEAST_INTERVAL_S: Final = 1e-3
+"""Least time between two reads of metrics."""
+
+
+def hold_to_contract(router: Any, where: str, num_engines: int) -> None:
+    """Refuse a router that lacks a method, and from now on what it should not choose.
+
+    Parameters
+    ----------
+    router
+        Of a class that is not built in.
+    where
+        Path of its table in the configuration.
+    num_engines
+        Engines to choose from.
+
+    Raises
+    ------
+    ConfigError
+        Now, or from the call of `choose` that returns no engine that is ready.
+    """
+    interval_s = getattr(router, "interval_s", None)
+    if interval_s is not None:
+        is_number = isinstance(interval_s, int | float)
+        if not (is_number and interval_s >= LEAST_INTERVAL_S):
+            raise ConfigError(
+                f"{where}: interval_s must be {LEAST_INTERVAL_S} s or more, got "
+                f"{interval_s!r}; mend your class"
+            )
+    for name in ("choose", "ended", *(["hear"] if interval_s else [])):
+        if not callable(getattr(router, name, None)):
+            raise ConfigError(
+                f"{where}: a router needs a method {name}, which "
+                f"{type(router).__name__} has not; mend your class"
+            )
+    choose = router.choose
+    set_ready: Any = getattr(router, "set_ready", None)
+    ready = set(range(num_engines))
+
+    def chosen(request: Request) -> int:
+        place = choose(request)
+        try:
+            found = index(place)
+        except TypeError:
+            found = -1
+        if found not in ready:
+            raise ConfigError(
+                f"{where}: choose must return the number of an engine that is ready, "
+                f"of {num_engines} that count from 0, got {place!r}; mend your class"
+            )
+        return found
+
+    def heard(places: Sequence[int]) -> None:
+        ready.clear()
+        ready.update(places)
+        set_ready(places)
+
+    try:
+        router.choose = chosen
+        if set_ready is not None:
+            router.set_ready = heard
+    except AttributeError as error:
+        raise ConfigError(
+            f"{where}: a router's methods are watched, and {type(router).__name__} "
+            f"does not let them be replaced; leave __slots__ out"
+        ) from error
