@@ -34,7 +34,7 @@ class PausingCalendar(OutputCalendar):
         del requests  # all of them
         self._pauses.append(step)
         first = step + self._lag
-        moved: dict[int, dict[Request, None]] = {}
+        moved: dict[int, list[Request]] = {}
         for due_step, of_step in self.due.items():
             if due_step < first:
                 moved[due_step] = of_step
@@ -59,7 +59,7 @@ class PausingCalendar(OutputCalendar):
 
     def pop(self, end_s: float) -> list[Request]:
         step = heappop(self.steps)
-        finished = list(self.due.pop(step))
+        finished = self.due.pop(step)
         for request in finished:
             num_tokens = last_num_tokens(request)
             if num_tokens <= request.num_prompt_tokens:  # one all the same
@@ -112,9 +112,9 @@ class AheadPausingCalendar(PausingCalendar, AheadCalendar):
             num_left = last_num_tokens(request) - num_tokens
             last_step = request.due_step = step + max(num_left, 1)
             if last_step in due:
-                due[last_step][request] = None
+                due[last_step].append(request)
             else:
-                due[last_step] = {request: None}
+                due[last_step] = [request]
                 heappush(self.steps, last_step)
         return begun
 

@@ -152,12 +152,12 @@ class OutputCalendar:
     """
 
     def __init__(self) -> None:
-        self.due: dict[int, dict[Request, None]] = {}
+        self.due: dict[int, list[Request]] = {}
         self.steps = [NEVER]
 
     def leave(self, request: Request) -> None:
         """Forget a decode that was preempted or aborted."""
-        del self.due[request.due_step][request]  # which may leave nobody due then
+        self.due[request.due_step].remove(request)  # which may be the last of them
         request.due_step = -1
 
     def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
@@ -182,15 +182,16 @@ class OutputCalendar:
     def join(self, request: Request, last_step: int) -> None:
         """Note when a decode gets its last token."""
         request.due_step = last_step
-        if last_step not in self.due:
-            self.due[last_step] = {}
+        if last_step in self.due:
+            self.due[last_step].append(request)
+        else:
+            self.due[last_step] = [request]
             heappush(self.steps, last_step)
-        self.due[last_step][request] = None
 
     def pop(self, end_s: float) -> list[Request]:
         """Give their last token to decodes; the first of `steps` must end now."""
         step = heappop(self.steps)
-        finished = list(self.due.pop(step))
+        finished = self.due.pop(step)
         for request in finished:
             num_tokens = request.base_tokens + step
             request.num_computed_tokens = num_tokens
@@ -229,9 +230,9 @@ class OutputCalendar:
             if num_tokens < last:
                 last_step = request.due_step = step + last - num_tokens
                 if last_step in due:
-                    due[last_step][request] = None
+                    due[last_step].append(request)
                 else:
-                    due[last_step] = {request: None}
+                    due[last_step] = [request]
                     heappush(self.steps, last_step)
             else:
                 request.streaks.append((step, step))
@@ -288,9 +289,9 @@ class AheadCalendar(OutputCalendar):
                 all_go_on = False
             request.due_step = last_step
             if last_step in due:
-                due[last_step][request] = None
+                due[last_step].append(request)
             else:
-                due[last_step] = {request: None}
+                due[last_step] = [request]
                 heappush(self.steps, last_step)
         if all_go_on:
             return requests
