@@ -87,7 +87,7 @@ def test_what_engines_cache_is_seen_as_it_is(kind: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["llm_d", "dynamo_kv", "Warmest", "Emptiest"])
 def test_engines_are_run_up_to_each_look_at_their_caches(
-    kind: str, tmp_path: Path, cost: str, *, is_ahead: bool
+    kind: str, tmp_path: Path, cost: str, *, is_ahead: bool, is_quick: bool
 ) -> None:
     rows = [
         row | {"output_length": 4 * row["output_length"]} for row in trace(3, 20.0)[:60]
@@ -111,7 +111,7 @@ def test_engines_are_run_up_to_each_look_at_their_caches(
     simulation = Simulation(config)
     wanted = BetweenScrapes if kind == "llm_d" else AtArrivals
     assert type(simulation.engine) is wanted
-    fast = simulation.run(check_every=3)
+    fast = simulation.run(check_every=25 if is_quick else 3)
     slow = Simulation(config, stepwise=True).run()
     assert fast.summary["num_preemptions"] > 0
     assert fast.summary["prefix_cache_hits"] > 0

@@ -281,11 +281,15 @@ def written(policy: str, **engine: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_what_is_written_back_is_what_the_pool_gives_up(ahead: bool) -> None:
+def test_what_is_written_back_is_what_the_pool_gives_up(
+    ahead: bool, *, is_quick: bool
+) -> None:
     workload = chats_apart(16, 4.0)
     through, back = (
         run(
-            **written(policy, async_scheduling=ahead), workload=workload, check_every=1
+            **written(policy, async_scheduling=ahead),
+            workload=workload,
+            check_every=15 if is_quick else 1,
         ).summary
         for policy in ("write_through", "write_back")
     )
