@@ -259,7 +259,7 @@ class TierHierarchy:
             tier.finish(access)
 
     def leave(self, now_s: float) -> None:
-        """Let go of all tiers: the engine has died, and with it what was on its way."""
+        """Let go of all tiers: the engine is gone, and with it what was on its way."""
         for name, tier in self.tiers.items():
             tier.leave(self._clients[name], now_s)
         for each in self._in_flight:  # the host's own books, gone with it

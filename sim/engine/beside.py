@@ -45,7 +45,7 @@ class Beside(ABC):
         """Take note of the steps in flight, where there may be several."""
 
     def leave(self) -> None:  # noqa: B027 - most share nothing
-        """Let go of what engines share: this one has died."""
+        """Let go of what engines share: this one is gone."""
 
     @property
     @abstractmethod

@@ -120,7 +120,7 @@ class OffloadedSteps(Beside):
     def leave(self) -> None:
         if self._behind is not None:
             self._behind.leave(self._formed_s)
-        self._transfers.note_death(max(self._formed_s, self._end_s))
+        self._transfers.note_gone(max(self._formed_s, self._end_s))
 
     @property
     def has_news(self) -> bool:

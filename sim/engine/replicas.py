@@ -276,6 +276,9 @@ class Replicas(Engines):
         engine = self.engines[place]
         if not self._is_needed(engine):
             self._move(place, ReplicaState.OFF)
+            beside = engine.beside
+            if beside is not None:  # its host goes when copies have ended
+                engine.done.callbacks.append(lambda _: beside.leave())
             engine.close_arrivals()
 
     def _is_needed(self, engine: Engine) -> bool:

@@ -89,11 +89,15 @@ class TransferLog:
         behind = [tier.num_used_chunks for tier in self._behind.values()]
         self._note(now_s, (used, writing, reading, *behind))
 
-    def note_death(self, now_s: float) -> None:
-        """Take note that the host is gone, and what only this engine has behind it."""
+    def note_gone(self, now_s: float) -> None:
+        """Take note that the host is gone, and what only this engine has behind it.
+
+        It is no sooner than the latest change.
+        """
         tiers = self._behind.values()
         shared = [tier.num_used_chunks * tier.is_shared for tier in tiers]
-        self._note(now_s, (0, 0, 0, *shared))
+        latest_s = self._tier_s[-1] if self._tier_s else 0.0
+        self._note(max(now_s, latest_s), (0, 0, 0, *shared))
 
     def _note(self, now_s: float, places: tuple[int, ...]) -> None:
         if places != self._last:

@@ -189,6 +189,25 @@ def test_what_a_dead_engine_held_is_gone() -> None:
         assert after < 0.8 * before, name
 
 
+def test_the_host_of_a_drained_engine_is_gone_with_it() -> None:
+    events = [
+        {"time_s": 1.2, "kind": "drain", "engine": 1},
+        {"time_s": 3.5, "kind": "start", "engine": 1},
+    ]
+    result = run(DISK, fleet=fleet(2, events=events), check_every=1)
+    assert result.summary["completed"] == 108
+    states = result.recording.fleet_table
+    off_s = states["time_s"][np.asarray(states["num_draining"]) > 0].max()
+    assert 1.2 <= off_s < 3.5
+    for part, gone in zip(result.recording.parts, (False, True), strict=True):
+        held = part.tier_table
+        assert np.all(np.diff(held["time_s"]) >= 0)
+        for name in ("num_used_chunks", "num_fs_chunks"):
+            told = held[name][held["time_s"] < 3.5]
+            assert told.max() > 0
+            assert (told[-1] == 0) == gone, name
+
+
 def test_the_link_of_each_engine_bounds_what_it_has_of_the_pool() -> None:
     wide, narrow = (
         run(POOL | more, fleet=fleet(3)).recording.transfer_table
