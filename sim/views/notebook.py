@@ -30,7 +30,8 @@ def summary_html(summary: Mapping[str, Any]) -> str:
 def verdict_html(verdict: Mapping[str, Any]) -> str:
     """Return what a plan comes to for a model, as ``plan.json`` has it."""
     said = [verdict["one_engine"], *verdict["margin"], verdict["binds"]]
-    said += [*verdict["alternatives"], *verdict["changes"], verdict["confidence"]]
+    said += [*verdict["alternatives"], *verdict["routers"], *verdict["fleets"]]
+    said += [*verdict["changes"], verdict["confidence"]]
     told = "".join(f"<li>{escape(line)}</li>" for line in said if line)
     answer = f"<p><strong>{escape(verdict['answer'])}</strong></p>"
     return f"{answer}{f'<ul>{told}</ul>' * bool(told)}"

@@ -9,7 +9,7 @@ from rich.text import Text
 from sim.cli.console import WIDTH, output_console, table_or_lines
 from sim.cli.output.size import verdict_parts
 from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import is_noise, is_unclear
+from sim.studies.planning.outcome import is_noise, is_unclear, shown_confidence
 from sim.studies.planning.sensitivity import RESOURCE_WORDS
 from sim.studies.planning.verdict import verdicts_of
 
@@ -64,11 +64,10 @@ def plan_lines(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[Renderab
 def _rates(
     plan: Mapping[str, Any], names: Mapping[str, str], width: int
 ) -> Iterator[RenderableType]:
-    confidence = plan["search"]["confidence"]
     headings = [
         "one engine",
         "requests/s",
-        f"{confidence:.0%} interval",
+        f"{shown_confidence(plan):.0%} interval",
         "if steps off",
         "spread",
         "binds",

@@ -204,6 +204,14 @@ def median_interval(values: Sequence[float], confidence: float) -> Interval:
     )
 
 
+def shown_confidence(plan: Mapping[str, Any]) -> float:
+    """Return the confidence that all intervals of ``plan.json`` have."""
+    rates = [each["rate"] for each in plan["candidates"] if "rate" in each]
+    return float(
+        min([plan["search"]["confidence"], *(rate["confidence"] for rate in rates)])
+    )
+
+
 def _coverage(n: int, k: int) -> float:
     return 1 - 2 * sum(comb(n, i) for i in range(k)) / 2**n if n > 1 else 0.0
 

@@ -108,7 +108,7 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         answer=(
             f"Buy {_gpus(best)}, {_cost(plan, best)}: "
             f"{_fleet(best, best['replicas'])} {_serve(best['replicas'])} {rate} of "
-            f"{best['model']} within the objectives."
+            f"{best['model']} within the objectives{_behind(plan, best)}."
         ),
         one_engine=_one_engine(plan, best),
         margin=tuple(_margins(plan, best)),
@@ -278,6 +278,24 @@ def _changes(plan: Mapping[str, Any], served: list[Mapping[str, Any]]) -> Iterat
     if plan["cost_band"]:
         yield from _if_steps_are_off(plan, best, target)
     yield from _if_prices_differ(plan, served)
+
+
+def _behind(plan: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    """Name the router of the answer, and the one with which it costs least."""
+    found = [each for each in best.get("routers") or [] if each["replicas"]]
+    if not found or best["replicas"] == 1:
+        return ""
+    first = found[0]
+    least = min(found, key=lambda each: float(each["fewest"]["cost_per_hour"]))
+    said = f" behind {first['router']['kind']}"
+    cost = least["fewest"]["cost_per_hour"]
+    if cost == first["fewest"]["cost_per_hour"]:
+        return said
+    return (
+        f"{said}; behind {least['router']['kind']} {_engines(least['replicas'])} "
+        f"{'does' if least['replicas'] == 1 else 'do'}, for {cost:,.2f} "
+        f"{plan['prices']['currency']} an hour"
+    )
 
 
 def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:

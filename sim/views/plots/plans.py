@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
 from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import is_noise, noise_word
+from sim.studies.planning.outcome import is_noise, noise_word, shown_confidence
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def capacity_curves(plan: Plan) -> Figure:
         f"One engine holds up to {best['rate']['value']:,.3g} requests/s "
         f"({labels(plan)[best['name']]})",
         f"{plan['traffic']['title']}; medians of seeds; bands: highest rates "
-        f"at {plan['search']['confidence']:.0%} confidence",
+        f"at {shown_confidence(plan):.0%} confidence",
     )
     objectives = plan["objectives"][:_MAX_PANELS]
     panels = figure.subplots(
@@ -347,9 +347,13 @@ def tornado(plan: Plan) -> Figure:
     figure = style.titled_figure(
         "What moves the highest rate: " + "; ".join(filter(None, best))
         if any(best)
-        else "Nothing that was changed moves the highest rate",
+        else "Nothing that was changed moves the highest rate"
+        if names
+        else "No sensitivities were asked for",
         "change of the highest rate; orange: a resource a tenth larger; "
-        "blue, red: a setting changed; grey: within noise",
+        "blue, red: a setting changed; grey: within noise"
+        if names
+        else "sensitivity: null in the plan leaves them out",
     )
     panels = figure.subplots(
         ncols=max(1, len(names)),
@@ -357,7 +361,7 @@ def tornado(plan: Plan) -> Figure:
         gridspec_kw=style.margins(0.21, 0.98, 0.085, _top(heads), wspace=0.72),
     )[0]
     if not names:
-        style.say(panels[0], "no sensitivities were asked for")
+        panels[0].set_axis_off()
     for axes, name in zip(panels, names, strict=False):
         _draw_bars(axes, plan["sensitivity"][name]["effects"])
         axes.set_title(heads[name], fontsize=9, loc="left")

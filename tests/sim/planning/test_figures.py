@@ -105,3 +105,52 @@ def test_noise_that_hides_an_effect_is_no_lack_of_one() -> None:
     found = [line.strip() for line in answers(plan)]
     assert "no effect beyond noise: watermark" in found
     assert "unclear with so few seeds: block_size" in found
+
+
+def test_a_plan_without_sensitivities_draws_no_axes_of_them(
+    plan: Mapping[str, Any],
+) -> None:
+    figure = PLAN_FIGURES["tornado"]({**plan, "sensitivity": {}})
+    said = [text.get_text() for text in figure.texts]
+    assert "No sensitivities were asked for" in said
+    assert not any(axes.axison for axes in figure.axes)
+
+
+def test_intervals_are_named_by_the_confidence_that_they_have(
+    plan: Mapping[str, Any],
+) -> None:
+    """Three seeds give 75 %, however much more was asked for."""
+    assert plan["search"]["confidence"] == 0.95
+    assert {each["rate"]["confidence"] for each in plan["candidates"]} == {0.75}
+    console = Console(file=StringIO(), width=100)
+    for part in plan_lines(plan, 100):
+        console.print(part)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "75% interval" in printed
+    assert "95% interval" not in printed
+    texts = [text.get_text() for text in PLAN_FIGURES["capacity_curves"](plan).texts]
+    assert any("at 75% confidence" in text for text in texts)
+
+
+def test_the_answer_names_its_router_and_a_cheaper_one(
+    plan: Mapping[str, Any],
+) -> None:
+    def found(kind: str, replicas: int) -> dict[str, Any]:
+        cost = {"cost_per_hour": 4.0 * replicas}
+        router = {"kind": kind}
+        return {"router": router, "replicas": replicas, "fewest": cost, "alike": None}
+
+    best = min(
+        (each for each in plan["candidates"] if each.get("replicas")),
+        key=lambda each: each["cost_per_hour"],
+    )
+    fleets = [*best["fleets"], best["fleets"][0] | {"replicas": 4}]
+    routers = [found("round_robin", 4), found("llm_d", 2)]
+    routed = best | {"replicas": 4, "fleets": fleets, "routers": routers}
+    (verdict,) = verdicts_of({**plan, "candidates": [routed]}).values()
+    assert verdict.answer.endswith(
+        " behind round_robin; behind llm_d 2 engines do, for 8.00 USD an hour."
+    )
+    routed["routers"] = routers[:1]
+    (verdict,) = verdicts_of({**plan, "candidates": [routed]}).values()
+    assert verdict.answer.endswith("within the objectives behind round_robin.")

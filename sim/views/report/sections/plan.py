@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import noise_word
+from sim.studies.planning.outcome import noise_word, shown_confidence
 from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import load_points
 from sim.views.report import charts
@@ -49,8 +49,8 @@ def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
     for verdict in verdicts.values():
         yield paragraph(element("strong", verdict.answer), class_="lead")
         said = [verdict.one_engine, *verdict.margin, verdict.binds]
-        said += [*verdict.alternatives, *verdict.host_memory]
-        said += [*verdict.changes, verdict.confidence]
+        said += [*verdict.alternatives, *verdict.routers, *verdict.host_memory]
+        said += [*verdict.fleets, *verdict.changes, verdict.confidence]
         yield element("div", bullets(filter(None, said)), class_="lead")
     yield paragraph(rate, f" requests/s, {rules}.")
     best = set(plan["cheapest"].values())
@@ -66,7 +66,6 @@ def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
 
 
 def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
-    confidence = plan["search"]["confidence"]
     rows, said = [], labels(plan)
     for each in _found(plan):
         rate, name = each["rate"], each["name"]
@@ -84,7 +83,7 @@ def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
     head = [
         "candidate",
         "requests/s",
-        f"interval (asked: {confidence:.0%})",
+        f"{shown_confidence(plan):.0%} interval",
         "if steps are off",
         "spread",
         "KV blocks",
