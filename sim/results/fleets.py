@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.metrics import cache_and_queues, latencies, throughput
+from sim.results.verdict import quantity
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         told.append(f"{most['busy_s'] or 1.0:.2f} x the time in steps")
     found = [("engines", "; ".join(told))]
     if (hours := summary.get("gpu_hours")) is not None:
-        text = f"{hours:,.1f} h"
+        text = f"{quantity(hours)} h"
         if "cost_of_gpus" in summary:
             text += f", {summary['cost_of_gpus']:,.2f} {summary['currency']}"
         found.append(("GPU hours", text))

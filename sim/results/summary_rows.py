@@ -38,8 +38,9 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("simulated time", f"{clock(s['duration'])} in {s['num_steps']:,} steps"),
         (
             "throughput",
-            f"{s['request_throughput']:.2f} requests/s{_offered(s)}, "
-            f"{s['output_throughput']:,.0f} output tokens/s",
+            f"{_rate(s['request_throughput'])} requests/s{_offered(s)}, "
+            f"{s['output_throughput']:,.{0 if s['output_throughput'] >= 100 else 1}f} "
+            f"output tokens/s",
         ),
         (
             "KV cache",
@@ -217,7 +218,11 @@ def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _offered(summary: Mapping[str, Any]) -> str:
     rate = summary["request_rate"]
-    return "" if rate is None else f" of {rate:.2f} offered"
+    return "" if rate is None else f" of {_rate(rate)} offered"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.2f}" if rate >= 0.1 else f"{rate:.3g}"
 
 
 def _interval(summary: Mapping[str, Any], times: int = 1) -> str:

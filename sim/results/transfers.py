@@ -289,7 +289,7 @@ def transfer_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     parts = (
         f"{summary[f'{name}_bytes'] / 1e9:,.1f} GB {name} "
-        f"({summary[f'{name}_link_utilisation']:.1%} of the time)"
+        f"({summary[f'{name}_link_utilisation']:.2%} of the time)"
         for name in ("stored", "loaded")
     )
     yield "copied", ", ".join(parts)

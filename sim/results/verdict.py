@@ -149,8 +149,9 @@ def _answer(found: Sequence[Judged], *, is_served: bool) -> str:
     if not missed:
         if not is_served:
             return f"Fails: not every request is served; {_said(first)}."
-        which = "the nearest to its limit is " if len(found) > 1 else ""
-        return f"Holds: {which}{_said(first)}."
+        which = ", the nearest to its limit," if len(found) > 1 else ""
+        said = _said(first).removeprefix(first.name)
+        return f"Holds: {first.name}{which}{said}."
     number = f"{missed} of {len(found)} objectives" if len(found) > 1 else "the limit"
     return f"Fails {number}: {_said(first)}{', the first to fail' * (len(found) > 1)}."
 

@@ -153,7 +153,8 @@ def test_gpus_cost_what_they_are_held() -> None:
         [2 * 3.0 * hours, 2.0 * hours]
     )
     assert summary["cost_of_gpus"] == pytest.approx(8.0 * hours)
-    assert ("GPU hours", f"{3 * hours:,.1f} h, {8 * hours:,.2f} USD") in rows(summary)
+    told = dict(rows(summary))["GPU hours"]
+    assert told == f"{3 * hours:.4g} h, {8 * hours:,.2f} USD"
     del fleet["prices"]["per_gpu_hour"]["a100_sxm"]
     with pytest.raises(ConfigError, match="no price for the GPU of pool old; add one"):
         parse_config(data)

@@ -185,3 +185,13 @@ def test_a_flag_is_told_to_be_true_or_false() -> None:
     )
     with pytest.raises(ConfigError, match="got 'maybe'; write true or false"):
         Simulation(config)
+
+
+def test_little_traffic_is_told_in_digits_that_differ() -> None:
+    data = data_of(TIGHT, fleet_of(2, "round_robin"), 8)
+    summary = dict(Simulation(parse_config(data)).run().summary)
+    summary |= {"request_throughput": 0.0144, "request_rate": 0.0146}
+    summary |= {"output_throughput": 6.088, "gpu_hours": 0.1119}
+    told = dict(summary_rows(summary))
+    assert told["throughput"].startswith("0.0144 requests/s of 0.0146 offered, 6.1 out")
+    assert told["GPU hours"].startswith("0.1119 h")

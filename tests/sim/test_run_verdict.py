@@ -87,6 +87,9 @@ def test_what_holds_says_how_near_it_is() -> None:
     assert answer.startswith("Holds: p95_ttft_ms is ")
     assert answer.endswith("% below 60,000.")
     assert answer in summary_html(summary)
+    both = run_of({"p95_ttft_ms": 60000, "p95_e2el_ms": 1e6}).summary["verdict"]
+    name = both["fails_first"]
+    assert both["answer"].startswith(f"Holds: {name}, the nearest to its limit, is ")
 
 
 def test_a_run_that_rejects_does_not_hold() -> None:

@@ -63,7 +63,7 @@ def tier_ttft(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw TTFT by where most of a prompt came from."""
     facts = tables.facts(
         external_prefix_cache_hits="{:,.0f} prompt tokens loaded",
-        loaded_link_utilisation="link busy {:.1%} of the time",
+        loaded_link_utilisation="link busy {:.2%} of the time",
     )
     title = f"TTFT by source: {facts}" if facts else "TTFT by source"
     panels = style.new_panels(tables, title, on=on)

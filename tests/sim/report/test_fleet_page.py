@@ -6,10 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sim.results.folder import RunFolder
 from sim.views.plots.fleets import mean_usage
+from sim.views.report.sections.waterfall import NUM_SLOWEST
 from tests.sim.report.pages import crowded, page_of, results
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ def fleet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pairs_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prefiller and a decoder."""
     pools = [
-        {"name": "first", "replicas": 1, "role": "prefill"},
-        {"name": "then", "replicas": 1, "role": "decode"},
+        {"name": "prefill", "replicas": 1, "role": "prefill"},
+        {"name": "decode", "replicas": 1, "role": "decode"},
     ]
     data = crowded() | {"fleet": fleet(pools=pools, links={"bytes_per_s": 1e10})}
     return results(tmp_path_factory.mktemp("runs") / "pairs", data)
@@ -96,12 +98,22 @@ def test_pools_that_prefill_show_transfers_and_the_parts_of_ttft(
     pairs_run: Path, *, is_static: bool
 ) -> None:
     page = page_of(pairs_run, is_static=is_static)
-    assert "first" in page.visible
+    assert "prefill" in page.visible
     if is_static:
         assert page.text.count("<svg") >= 5
     else:
-        names = {each["name"] for each in page.figures["pools-1"]["data"]}
-        assert {"first", "then", "queue", "transfer", "transfers under way"} <= names
+        names = [each["name"] for each in page.figures["pools-1"]["data"]]
+        parts = {f"TTFT: {part}" for part in ("queue", "prefill", "transfer", "decode")}
+        assert {"prefill", "decode", "transfers under way"} | parts == {*names}
+        shown = page.figures["slowest-requests"]["data"]
+        bars = {each["name"]: each for each in shown if each["type"] == "bar"}
+        assert [*bars] == ["waiting", "prefill", "transfer", "decode"]
+        requests = pd.read_parquet(pairs_run / "requests.parquet")
+        slowest = requests.sort_values("e2el_s", ascending=False)[:NUM_SLOWEST]
+        long_s = bars["prefill"]["x"]
+        np.testing.assert_allclose(long_s, slowest["ttft_prefill_s"], rtol=1e-3)
+        total_s = sum(np.array(each["x"]) for each in bars.values())
+        np.testing.assert_allclose(total_s, slowest["e2el_s"], rtol=1e-3)
 
 
 def test_a_fleet_and_an_engine_are_compared(fleet_run: Path, plain_run: Path) -> None:

@@ -288,7 +288,7 @@ def _split(run: Run, clock: Clock) -> Stack:
     counts = np.maximum(np.histogram(arrival_s, edges_s)[0], 1)
     layers = tuple(
         (
-            part,
+            f"TTFT: {part}",
             f"part-{number}",
             np.histogram(arrival_s, edges_s, weights=found[column][known])[0] / counts,
         )

@@ -240,11 +240,14 @@ def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         title = f"{LATENCIES[metric].label} (s)"
         panels.append(Panel(value_axis(title, values), tuple(series)))
     panels.append(_offered(runs, windows, clock))
-    what = "Median, 95th and 99th percentile" if len(runs) == 1 else "Median"
+    what, tails = "Median", ""
+    if len(runs) == 1:
+        what = "Median, 95th and 99th percentile"
+        tails = f"; tails of windows with {_LEAST_OF_TAILS} served requests or more"
     return Chart(
         "latency-over-time",
         f"{what} of the requests that arrived in each of equal windows of time, and "
-        f"how many arrived.",
+        f"how many arrived{tails}.",
         tuple(panels),
         x=clock.axis("time of arrival"),
         height_px=620,

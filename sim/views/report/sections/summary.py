@@ -141,7 +141,7 @@ ROWS: Final = (
     Row("Traffic", "duration", "simulated time (s)", decimal),
     Row("Traffic", "request_rate", "offered (requests/s)", decimal),
     Row("Traffic", "request_throughput", "served (requests/s)", decimal),
-    Row("Traffic", "output_throughput", "output tokens/s", count),
+    Row("Traffic", "output_throughput", "output tokens/s", decimal),
     Row("Latency", "mean_ttft_ms", "mean TTFT", milliseconds),
     Row("Latency", "p50_ttft_ms", "p50 TTFT", milliseconds),
     Row("Latency", "p95_ttft_ms", "p95 TTFT", milliseconds),
@@ -348,7 +348,7 @@ _COMPARED: Final = (
     ("p99_ttft_ms", "p99 TTFT", milliseconds, False),
     ("p50_e2el_ms", "p50 E2E", milliseconds, False),
     ("p95_e2el_ms", "p95 E2E", milliseconds, False),
-    ("output_throughput", "output tokens/s", count, True),
+    ("output_throughput", "output tokens/s", decimal, True),
 )
 
 

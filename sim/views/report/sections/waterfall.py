@@ -79,6 +79,12 @@ _PHASES: Final = {
     "prefill": ("first_scheduled_s", "first_token_s"),
     "decode": ("first_token_s", "finish_s"),
 }
+_PARTS: Final = {
+    "waiting": ("waiting", "ttft_queue_s"),
+    "prefill": ("prefill", "ttft_prefill_s"),
+    "transfer": ("part-3", "ttft_transfer_s"),
+}
+"""Of requests that one engine prefills and another decodes: look and column."""
 
 
 def show_waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
@@ -109,14 +115,14 @@ def _of_run(
     series: list[Series] = [
         Bars(
             phase,
-            phase,
-            (r[begin] - r["arrival_s"]) / seconds,
-            (r[end] - r["arrival_s"]) / seconds,
+            look,
+            begin_s / seconds,
+            end_s / seconds,
             places,
             is_horizontal=True,
-            texts=_texts(r, phase),
+            texts=_texts(r, phase, end_s - begin_s),
         )
-        for phase, (begin, end) in _PHASES.items()
+        for phase, look, begin_s, end_s in _phases(run, r, rows)
     ]
     victims = _Victims(run, r)
     if victims.place.size:
@@ -125,7 +131,9 @@ def _of_run(
     yield Chart(
         f"slowest-requests{suffix}",
         f"The {plural(rows.size, 'request')} with the longest end-to-end latency "
-        f"({slow_s[0]:,.3g} s down to {slow_s[-1]:,.3g} s), slowest on top.",
+        f"({slow_s[0]:,.3g} s down to {slow_s[-1]:,.3g} s), slowest on top."
+        + " Waiting is that at both engines."
+        * ("ttft_split" in run.summary),
         (Panel(Axis("slowest on top", low=rows.size - 0.4, high=-0.6), tuple(series)),),
         x=Axis(
             f"time since arrival ({unit})", low=0.0, high=1.02 * slow_s[0] / seconds
@@ -136,16 +144,31 @@ def _of_run(
         yield victims.note()
 
 
-def _texts(r: Columns, phase: str) -> tuple[str, ...]:
-    begin, end = _PHASES[phase]
+def _phases(
+    run: Run, r: Columns, rows: npt.NDArray[np.intp]
+) -> Iterator[tuple[str, str, Floats, Floats]]:
+    """Yield name, look, begin and end of each phase, in seconds since arrival."""
+    if "ttft_split" not in run.summary:
+        for phase, (begin, end) in _PHASES.items():
+            yield phase, phase, r[begin] - r["arrival_s"], r[end] - r["arrival_s"]
+        return
+    columns = [column for _, column in _PARTS.values()]
+    parts = run.folder.columns("requests", columns)
+    end_s: Floats = np.zeros(rows.size)
+    for phase, (look, column) in _PARTS.items():
+        begin_s, end_s = end_s, end_s + parts[column][rows]
+        yield phase, look, begin_s, end_s
+    yield "decode", "decode", end_s, r["e2el_s"]
+
+
+def _texts(r: Columns, phase: str, lengths_s: Floats) -> tuple[str, ...]:
     return tuple(
-        f"request {request}: {phase} {stop - start:,.4g} s of {total:,.4g} s\n"
+        f"request {request}: {phase} {length:,.4g} s of {total:,.4g} s\n"
         f"{plural(prompt, 'prompt token')}, {plural(output, 'output token')}, "
         f"{plural(preempted, 'preemption')}"
-        for request, start, stop, total, prompt, output, preempted in zip(
+        for request, length, total, prompt, output, preempted in zip(
             r["request_id"].tolist(),
-            r[begin].tolist(),
-            r[end].tolist(),
+            lengths_s.tolist(),
             r["e2el_s"].tolist(),
             r["num_prompt_tokens"].tolist(),
             r["num_output_tokens"].tolist(),
