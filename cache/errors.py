@@ -87,6 +87,10 @@ class PolicyError(CacheError):
     """An eviction policy chose a block that is not evictable."""
 
 
+class TierError(CacheError):
+    """A tier behind the host did what a tier must not; it may be a user's own."""
+
+
 class InvariantError(CacheError):
     """A structure's own proof (`check()`) found it inconsistent."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from cache.errors import require
+from cache.errors import TierError, require
 from cache.tiers.cpu import LookupResult
 from cache.tiers.device import TierJob
 
@@ -193,7 +193,13 @@ class TierHierarchy:
             found = tier.lookup(key, access, self.now_s)
             if found is LookupResult.HIT:
                 return self._promote(name, key, keys, access, position)
-            asks_again |= found is LookupResult.RETRY
+            if found is LookupResult.RETRY:
+                asks_again = True
+            elif found is not LookupResult.MISS:
+                raise TierError(
+                    f"{type(tier).__name__}: lookup must return HIT, MISS or RETRY of "
+                    f"LookupResult, got {found!r}"
+                )
         return LookupResult.RETRY if asks_again else LookupResult.MISS
 
     def _promote(
@@ -249,6 +255,11 @@ class TierHierarchy:
         for name, tier in self.tiers.items():
             taken = tier.prepare_store(keys, self.now_s)
             if taken:
+                if not set(keys).issuperset(taken):
+                    raise TierError(
+                        f"{type(tier).__name__}: prepare_store must return some of the "
+                        f"chunks that it is given, and no others"
+                    )
                 held = [self.host.hold(hold)]
                 self._submit(name, taken, held, access, is_load=False)
 

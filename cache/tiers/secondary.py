@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from cache.errors import CacheConfigError, require
+from cache.errors import CacheConfigError, TierError, require
 from cache.tiers.cpu import LookupResult
 from cache.tiers.device import TierDevice, TierJob
 
@@ -140,7 +140,17 @@ class SecondaryTier:
         return taken
 
     def prepare_load(self, key: int, now_s: float) -> None:
-        """Hold a chunk that is there for a job that is to read it."""
+        """Hold a chunk that is there for a job that is to read it.
+
+        Raises
+        ------
+        TierError
+            If it is not there.
+        """
+        if key not in self._used_s:
+            raise TierError(
+                f"{type(self).__name__}: lookup said HIT of a chunk that is not there"
+            )
         self._readers[key] = self._readers.get(key, 0) + 1
 
     def join(self) -> int:
@@ -206,6 +216,11 @@ class SecondaryTier:
         key = self.victim() if self.evicts else None
         if key is None:
             return False
+        if key not in self._used_s or key in self._readers:
+            raise TierError(
+                f"{type(self).__name__}: victim must return a chunk that is there and "
+                f"not being read, or None, got {key!r}"
+            )
         del self._used_s[key]
         self.num_evictions += 1
         return True

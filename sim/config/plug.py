@@ -156,16 +156,23 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def fault_in_user_code(error: BaseException) -> str | None:
-    """Return where and how a user's own class failed, in a line, or None."""
-    frame = error.__traceback__
+    """Return where and how a user's own class failed, in a line, or None.
+
+    SimPy raises a copy of what failed in one of its processes, as its cause.
+    """
     found = None
-    while frame is not None:
-        module = frame.tb_frame.f_globals.get("__name__", "")
-        if module.startswith(USER_MODULE_PREFIX):
-            file_name = Path(frame.tb_frame.f_code.co_filename).name
-            found = f"{file_name}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return found and f"{found}: {type(error).__name__}: {error}; mend your class"
+    cause: BaseException | None = error
+    while cause is not None:
+        frame = cause.__traceback__
+        while frame is not None:
+            module = frame.tb_frame.f_globals.get("__name__", "")
+            if module.startswith(USER_MODULE_PREFIX):
+                file_name = Path(frame.tb_frame.f_code.co_filename).name
+                place = f"{file_name}:{frame.tb_lineno}"
+                found = f"{place}: {type(cause).__name__}: {cause}; mend your class"
+            frame = frame.tb_next
+        cause = cause.__cause__
+    return found
 
 
 def _refuse_unknown(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, runtime_checkable
 
 from sim.engine.checks import at_least
 
@@ -38,6 +38,7 @@ class Prospect:
     num_active_tokens: Callable[[], float]
 
 
+@runtime_checkable
 class Decider(Protocol):
     """Decides whether a prefiller computes a prompt."""
 

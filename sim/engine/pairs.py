@@ -10,6 +10,7 @@ from sim.engine.engines import Engines
 from sim.engine.pulls import ConsumerSteps
 from sim.engine.replicas import DIED, Replicas
 from sim.engine.roster import ReplicaEvent, ReplicaState
+from sim.errors import ConfigError
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -107,18 +108,46 @@ class PairRouter:
         request
             Of which.
         cached
-            By decoder, what its router believed before it chose.
+            By decoder, what its router believed before it chose; empty where the
+            decider does not say that it needs it.
         place
             Of the chosen decoder in the fleet; None where that is chosen later.
+
+        Raises
+        ------
+        ConfigError
+            When the decider asks for something that it does not say it needs.
         """
-        number = 0 if place is None else self._own[place][1]
-        prefill = cast("KnowsLoad", self.prefill)
+        prefill = self.prefill
+
+        def believed() -> Sequence[int]:
+            if not cached:
+                raise _unsaid("needs_prefixes")
+            return cached
+
+        def at_decoder() -> int:
+            if place is None:
+                raise _unsaid("needs_decoder")
+            return believed()[self._own[place][1]]
+
+        def active_tokens() -> float:
+            if not hasattr(prefill, "active_tokens"):
+                raise _unsaid("needs_load")
+            return cast("KnowsLoad", prefill).active_tokens(request)
+
         return Prospect(
             request.num_prompt_tokens,
-            num_cached_tokens=lambda: cached[number],
-            most_cached_tokens=lambda: max(cached),
-            num_active_tokens=lambda: prefill.active_tokens(request),
+            num_cached_tokens=at_decoder,
+            most_cached_tokens=lambda: max(believed()),
+            num_active_tokens=active_tokens,
         )
+
+
+def _unsaid(need: str) -> ConfigError:
+    return ConfigError(
+        f"fleet.proxy.decider: it asks for what a decider is told that has {need} = "
+        f"True; set it in your class"
+    )
 
 
 class Side(Protocol):
@@ -257,7 +286,13 @@ class Pairs(TwoPools):
         place: int | None = None
         if self._chooses_decoder_first:
             place = self._decoders[number] = router.choose(request)
-        if not decider.is_remote(router.prospect(request, cached, place)):
+        is_remote = decider.is_remote(router.prospect(request, cached, place))
+        if is_remote not in (True, False):
+            raise ConfigError(
+                f"fleet.proxy.decider: is_remote must return True or False, got "
+                f"{is_remote!r}; mend your class"
+            )
+        if not is_remote:
             self.num_local += 1
             self._decode(request)
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import build
 from sim.costs.transfers import pages_of
-from sim.engine.deciders import DECIDERS
+from sim.engine.deciders import DECIDERS, Decider
 from sim.engine.network import Network
 from sim.engine.pairs import PairRouter, Pairs, TwoPools
 from sim.engine.pulls import ConsumerSteps, ProducerSteps, PullRules
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
     from sim.engine.beside import Beside
     from sim.engine.clock import Clock
-    from sim.engine.deciders import Decider
     from sim.engine.engines import Engines
     from sim.engine.loop import Engine
     from sim.results.ranks import RankRecorders
@@ -90,7 +89,13 @@ class PairFleet(Fleet):
 
     def _make_decider(self) -> Decider:
         table, router = self._proxy.decider, self.router
-        decider: Decider = build(DECIDERS, table, "fleet.proxy.decider")
+        decider = build(DECIDERS, table, "fleet.proxy.decider")
+        if not isinstance(decider, Decider):
+            raise ConfigError(
+                f"fleet.proxy.decider: '{table['kind']}' needs a method is_remote"
+                f"(prospect), and needs_prefixes, needs_decoder and needs_load, each "
+                f"True or False; mend your class"
+            )
         for needs, asked, key, method in (
             (decider.needs_prefixes, router.decode, "decode_router", "cached_tokens"),
             (decider.needs_load, router.prefill, "router", "active_tokens"),

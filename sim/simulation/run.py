@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import PolicyError
+from cache.errors import PolicyError, TierError
 from sim.costs.at_bound import AtBound
 from sim.engine.clients import FanOutClient
 from sim.engine.clock import Clock, garbage_collector_paused
@@ -315,8 +315,10 @@ class Simulation:
     def _run_until_done(self) -> None:
         try:
             self.env.run(until=self.engine.done)
-        except PolicyError as error:
-            raise ConfigError(f"engine.evictor: {error}; mend your class") from error
+        except (PolicyError, TierError) as error:
+            is_tier = isinstance(error, TierError)
+            where = "kv_transfer_config" if is_tier else "evictor"
+            raise ConfigError(f"engine.{where}: {error}; mend your class") from error
         except EngineDiedError as error:
             raise EngineDiedError(
                 f"an engine dies at {self.env.now:,.3f} s, as the real one does, and "

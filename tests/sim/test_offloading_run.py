@@ -418,6 +418,40 @@ def test_copies_behind_the_host_are_told(tmp_path: Path) -> None:
     assert result.summary["completed"] == 96
 
 
+BROKEN = """
+from cache.tiers import SecondaryTier
+
+class Mine(SecondaryTier):
+    def __init__(self, chunk_bytes, **more):
+        super().__init__(chunk_bytes, **more)
+
+    def {method}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("lookup(self, key, access, now_s): return True", "lookup must return HIT, "),
+        (
+            "lookup(self, *_):\n        from cache.tiers.cpu import LookupResult\n"
+            "        return LookupResult.HIT",
+            "lookup said HIT of a chunk that is not there",
+        ),
+        ("prepare_store(self, keys, now_s): return [12345]", "prepare_store must"),
+        ("victim(self): return 42", "victim must return a chunk .* got 42"),
+    ],
+)
+def test_a_tier_of_ones_own_is_held_to_its_contract(
+    tmp_path: Path, method: str, message: str
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN.format(method=method))
+    own = POOL | {"type": f"{path}:Mine", "capacity_bytes": 1e8}
+    with pytest.raises(ConfigError, match=rf"kv_transfer_config: Mine: {message}"):
+        run(**with_tiers(own))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -69,6 +69,47 @@ def test_a_users_cost_model_is_held_to_its_contract(
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("roles", "more"),
+    [
+        (("prefill", "decode"), {"links": {"bytes_per_s": 20e9}}),
+        (("serve",), {"events": [{"time_s": 9.0, "kind": "die", "engine": 0}]}),
+    ],
+)
+def test_a_fault_in_a_process_of_a_fleet_is_a_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    roles: tuple[str, ...],
+    more: dict[str, Any],
+) -> None:
+    """SimPy raises a copy of it, whose traceback is its own."""
+    mine = COST_CLASS.format(
+        step="return StepCost(0.1) if shape.num_decodes == 0 else {}['x']",
+        describe="{}",
+    )
+    (tmp_path / "mine.py").write_text(mine)
+    pools = [{"name": each, "replicas": 1, "role": each} for each in roles]
+    data = minimal() | {"cost": {"kind": "mine.py:Mine"}}
+    path = write(tmp_path, data | {"fleet": {"pools": pools, **more}})
+    sys.dont_write_bytecode = True
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert "mine.py:5: KeyError: 'x'; mend your class" in line
+
+
+def test_arrivals_of_ones_own_are_yielded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def times_s(self, rng): return None\n"
+    )
+    data = minimal()
+    data["workload"]["synthetic"]["arrivals"] = {"kind": "mine.py:Mine"}
+    path = write(tmp_path, data)
+    sys.dont_write_bytecode = True
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert "must be yielded; got None; mend Mine.times_s" in line
+
+
 def test_a_scheduler_that_forgets_requests_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,39 @@ def test_a_whole_number_of_numpys_is_a_place(tmp_path: Path) -> None:
     assert served[2]
 
 
+DECIDER = """
+class Mine:
+    needs_prefixes = needs_decoder = needs_load = False
+    def is_remote(self, prospect):
+        return {answer}
+class Mute:
+    needs_prefixes = needs_decoder = needs_load = False
+class Prefixes(Mine):
+    needs_prefixes = True
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"),
+    [
+        ("Mute", "True", r"needs a method is_remote\(prospect\)"),
+        ("Mine", "None", "must return True or False, got None; mend"),
+        ("Mine", "prospect.most_cached_tokens() > 0", "has needs_prefixes = True"),
+        ("Prefixes", "prospect.num_cached_tokens() > 0", "has needs_decoder = True"),
+        ("Mine", "prospect.num_active_tokens() > 0", "has needs_load = True"),
+    ],
+)
+def test_ones_own_decider_is_held_to_its_contract(
+    tmp_path: Path, name: str, answer: str, said: str
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(DECIDER.format(answer=answer))
+    proxy = {"order": "prefill_first", "decider": {"kind": f"{path}:{name}"}}
+    fleet = pair_of(proxy=proxy, decode_router={"kind": "llm_d"})
+    with pytest.raises(ConfigError, match=f"^fleet.proxy.decider: .*{said}"):
+        Simulation(parse_config(data_of(TIGHT, fleet))).run()
+
+
 @pytest.mark.parametrize("key", ["interval_s", "scrape_interval_s"])
 def test_an_autoscaler_looks_every_millisecond_at_most(key: str) -> None:
     fleet = fleet_of(1, "least_requests")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import positive, whole
@@ -99,10 +100,16 @@ def taken_arrivals(
     times_s = array("d")
     room = min(most, PART_ROWS)
     previous_s = 0.0
-    for raw_s in process.times_s(rng):
+    times = process.times_s(rng)
+    if not isinstance(times, Iterable):  # users bring their own processes
+        raise WorkloadError(
+            f"arrival times must be yielded; got {times!r:.80}; mend "
+            f"{type(process).__name__}.times_s"
+        )
+    for raw_s in times:
         try:
             time_s = raw_s / rate_scale
-        except TypeError:  # users bring their own processes
+        except TypeError:
             raise _broken_process(process, raw_s, previous_s * rate_scale) from None
         if not previous_s <= time_s < math.inf:
             raise _broken_process(process, raw_s, previous_s * rate_scale)
