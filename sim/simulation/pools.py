@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.config.idle_keys import idle_key_warnings
 from sim.config.pairs import ConnectorTable
+from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
@@ -133,16 +135,42 @@ def pools_of(config: RunConfig) -> list[Pool]:
     if config.fleet is None:
         return [_pool("", config, 1)]
     shared: SharedTiers = {}
-    return [
-        _pool(
-            pool.name,
-            config.model_copy(update={"engine": config.engine_of(pool)}),
-            config.fleet.most_replicas(pool),
-            pool.role,
-            shared,
-        )
-        for pool in config.fleet.pools
-    ]
+    pools = []
+    for place, pool in enumerate(config.fleet.pools):
+        with named_pool(config, place):
+            made = _pool(
+                pool.name,
+                config.model_copy(update={"engine": config.engine_of(pool)}),
+                config.fleet.most_replicas(pool),
+                pool.role,
+                shared,
+            )
+        pools.append(made)
+    return pools
+
+
+@contextmanager
+def named_pool(config: RunConfig, place: int) -> Iterator[None]:
+    """Say of which pool a mistake is, if that pool has keys of its own.
+
+    Parameters
+    ----------
+    config
+        The run.
+    place
+        Of the pool in the fleet, from 0.
+    """
+    own = config.fleet.pools[place].engine if config.fleet else {}
+    try:
+        yield
+    except UserError as error:
+        line = str(error).removeprefix("cost: ")
+        key, _, _ = line.removeprefix("engine.").partition(":")
+        if key.partition(".")[0] in own and line.startswith("engine."):
+            error.args = (f"fleet.pools.{place}.{line}",)
+        elif own:
+            error.args = (f"fleet.pools.{place}.engine: {line}",)
+        raise
 
 
 def _tier_warnings(engine: EngineConfig) -> Iterator[str]:

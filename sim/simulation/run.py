@@ -31,7 +31,7 @@ from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, why_own
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pair_fleet import PAIR_FLEETS
-from sim.simulation.pools import pools_of
+from sim.simulation.pools import named_pool, pools_of
 from sim.simulation.progress import Progress
 from sim.simulation.recorders import make_recorder
 from sim.simulation.speculative import make_sampler
@@ -107,8 +107,9 @@ class Simulation:
         self._is_closed_loop = users is not None or has_chains(self.specs)
         self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
         self.warnings += summary.rounded_times_warnings(config, self.specs)
-        for pool in self.pools:
-            pool.cost_model = self._make_cost_model(pool)
+        for place, pool in enumerate(self.pools):
+            with named_pool(config, place):
+                pool.cost_model = self._make_cost_model(pool)
         self.cost_model = self.pools[0].cost_model
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.schedulers = self._make_schedulers()
@@ -169,11 +170,12 @@ class Simulation:
     def _make_schedulers(self) -> list[Scheduler]:
         """Make those of all engines; they may shorten what a pool serves at most."""
         self._limits: list[str] = []
-        for pool in self.pools:
+        for place, pool in enumerate(self.pools):
             before = pool.capacity
-            pool.schedulers = make_schedulers(
-                pool, self.specs, on_clock=not self.path_reason
-            )
+            with named_pool(self.config, place):
+                pool.schedulers = make_schedulers(
+                    pool, self.specs, on_clock=not self.path_reason
+                )
             self.path_reason = self.path_reason or why_own(pool.schedulers[0])
             self._limits += summary.scheduler_warnings(
                 before, pool.capacity, pool.config
