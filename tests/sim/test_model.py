@@ -115,6 +115,29 @@ PUBLISHED_PARAMETERS = {
     "zai-org/GLM-4.7-Flash": 31_221_488_576 - 635_311_424 - 642_783_232,
     "Qwen/Qwen3.5-4B": 4_659_865_088 - 120_599_552,
     "Qwen/Qwen3.5-9B": 9_653_104_368 - 243_290_624,
+    "google/gemma-2-27b": 27_227_128_320,
+    "google/gemma-2b": 2_506_172_416,
+    "google/gemma-7b": 8_537_680_896,
+    "zai-org/glm-4-9b-chat-hf": 9_399_951_360,
+    "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "zai-org/GLM-4-32B-0414": 32_566_081_536,
+    "allenai/OLMo-2-1124-7B": 7_298_617_344,
+    "allenai/OLMo-2-1124-13B": 13_716_198_400,
+    "allenai/OLMo-2-0325-32B": 32_234_279_936,
+    "tiiuae/Falcon3-7B-Base": 7_455_550_464,
+    "tiiuae/Falcon3-10B-Base": 10_305_653_760,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+    "ibm-granite/granite-3.1-2b-instruct": 2_533_531_648,
+    "ibm-granite/granite-3.1-8b-instruct": 8_170_848_256,
+    "ibm-granite/granite-3.3-8b-instruct": 8_170_864_640,
+    "deepseek-ai/deepseek-coder-6.7b-instruct": 6_740_512_768,
+    "deepseek-ai/deepseek-coder-33b-instruct": 33_342_991_360,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
+    "internlm/internlm2_5-7b-chat": 7_737_708_544,
+    "Qwen/Qwen1.5-7B": 7_721_324_544,
+    "mistralai/Codestral-22B-v0.1": 22_247_282_688,
 }
 
 # Billions in all, and those that a token meets, as announced; a draft head and, for
@@ -322,10 +345,37 @@ def test_head_dim_is_not_derived_where_given() -> None:
         ("qwen3-4b-instruct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
         ("Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B-Instruct-2507"),
         ("Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("Mixtral-8x7B", "mistralai/Mixtral-8x7B-v0.1"),
+        ("Qwen2-7B", "Qwen/Qwen2.5-7B"),
+        ("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("GLM-4-32B", "zai-org/GLM-4-32B-0414"),
+        ("OLMo-2-7B-Instruct", "allenai/OLMo-2-1124-7B"),
+        ("Llama-4-Scout", "meta-llama/Llama-4-Scout-17B-16E"),
+        ("granite-3.3-8b", "ibm-granite/granite-3.3-8b-instruct"),
+        ("Qwen3-Coder-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
     ],
 )
 def test_names_as_they_are_typed_share_a_shape(alias: str, name: str) -> None:
     assert load_model(alias) == replace(load_model(name), name=alias)
+
+
+@pytest.mark.parametrize("name", ["Qwen-27B", "Llama-38B", "Qwen27B"])
+def test_sizes_are_not_made_of_versions(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown model: .*; did you mean "):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("glm4", "zai-org/GLM-4-9B-0414"),
+        ("seed_oss", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    ],
+)
+def test_a_bias_of_queries_is_not_one_of_the_output(kind: str, model: str) -> None:
+    read = load_model(model)
+    assert (read.model_type, read.qkv_bias) == (kind, True)
+    assert not read.attention_output_bias
 
 
 def test_a_name_is_not_taken_for_another_shape() -> None:

@@ -57,6 +57,8 @@ class ModelArchitecture:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Whether queries and keys pass a norm with weights (one per head dimension)."""
+    qk_norm_spans_heads: bool = False
+    """Whether that norm has weights for all heads together."""
     num_norms_per_layer: int = 2
     norm_bias: bool = False
     head_bias: bool = False

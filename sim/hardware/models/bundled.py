@@ -142,6 +142,8 @@ def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
 _UNTOLD = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"})
 """Words of a name that tell nothing about the shape."""
 _DATE = re.compile(r"\d{4}")
+_BETWEEN_NUMBERS = re.compile(r"(?<=\d) (?=\d)")
+"""What keeps Qwen2-7B from Qwen-27B."""
 
 
 def _words_of(name: str, *, dated: bool = True) -> str:
@@ -150,7 +152,7 @@ def _words_of(name: str, *, dated: bool = True) -> str:
     kept = [word for word in words if word not in _UNTOLD]
     if not dated:
         kept = [word for word in kept if not _DATE.fullmatch(word)]
-    return "".join(kept)
+    return _BETWEEN_NUMBERS.sub("-", " ".join(kept)).replace(" ", "")
 
 
 @cache

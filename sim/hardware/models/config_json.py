@@ -28,14 +28,19 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "deepseek_v2",
         "deepseek_v3",
         "deepseek_v32",
+        "gemma",
         "gemma2",
         "gemma3",
         "gemma4",
+        "glm",
+        "glm4",
         "glm4_moe",
         "glm4_moe_lite",
         "glm_moe_dsa",
         "gpt_oss",
+        "granite",
         "granitemoehybrid",
+        "internlm2",
         "kimi_k2",
         "llama",
         "llama4",
@@ -44,6 +49,7 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "mistral",
         "mixtral",
         "nemotron_h",
+        "olmo2",
         "phi",
         "phi3",
         "qwen2",
@@ -56,6 +62,8 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "qwen3_next",
         "qwen3_vl",
         "qwen3_vl_moe",
+        "seed_oss",
+        "smollm3",
         "starcoder2",
     }
 )
@@ -110,11 +118,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 Source: transformers 5.17, ``models/*/configuration_*.py``."""
 
 _QK_NORMS = frozenset(
-    {"gemma3", "gemma4", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"}
+    {"gemma3", "gemma4", "olmo2", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"}
 ) | (DELTA_NETS)
 _OWN_QK_NORM = frozenset({"glm4_moe", "minimax_m2"})
+_WIDE_QK_NORM = frozenset({"minimax_m2", "olmo2"})
+_OUTPUT_WITHOUT_BIAS = frozenset({"glm", "glm4", "glm4_moe", "seed_oss"})
+"""Families whose ``attention_bias`` is of queries, keys and values alone."""
 """Families with a norm of queries and keys, always or where ``use_qk_norm`` says so."""
-_NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma4": 4, "nemotron_h": 1, "phi": 1}
+_NORMS_PER_LAYER = {
+    "gemma2": 4,
+    "gemma3": 4,
+    "gemma4": 4,
+    "glm4": 4,
+    "nemotron_h": 1,
+    "phi": 1,
+}
 _BIASED_NORMS = frozenset({"phi", "starcoder2"})
 _UNGATED = frozenset({"nemotron_h", "phi", "starcoder2"})
 """Families whose MLPs have no gate beside their up-projection."""
@@ -197,12 +215,13 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
             quantised, is_latent=bool(text.natural("kv_lora_rank"))
         ),
         "qkv_bias": bias or kind in {"qwen2", "qwen2_vl", "qwen2_5_vl"},
-        "attention_output_bias": bias and kind != "glm4_moe",
+        "attention_output_bias": bias and kind not in _OUTPUT_WITHOUT_BIAS,
         "mlp_bias": text.flag("mlp_bias") or is_biased,
         "mlp_has_gate": _has_gate(text, kind),
         "norm_bias": kind in _BIASED_NORMS,
         "head_bias": kind == "phi",
         "qk_norm": kind in _QK_NORMS or (kind in _OWN_QK_NORM and use_qk_norm),
+        "qk_norm_spans_heads": kind in _WIDE_QK_NORM,
         "num_norms_per_layer": _NORMS_PER_LAYER.get(kind, 2),
         "attention_sinks": kind == "gpt_oss",
         "shares_key_and_value": text.flag("attention_k_eq_v"),

@@ -221,7 +221,12 @@ def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
     if model.head_bias:
         yield WeightTensor(small, model.vocab_size)
     if model.qk_norm:
-        yield WeightTensor(small, model.head_dim, count=2 * model.num_attention_layers)
+        heads = (1, 1)
+        if model.qk_norm_spans_heads:
+            heads = (model.num_attention_heads, model.num_key_value_heads)
+        for num in heads:
+            width = num * model.head_dim
+            yield WeightTensor(small, width, count=model.num_attention_layers)
 
 
 def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
