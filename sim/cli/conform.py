@@ -28,6 +28,8 @@ def conform(
     speculative: options.Flag = False,
     offload: options.Flag = False,
     pairs: options.Flag = False,
+    prefillers: options.Whole | None = None,
+    decoders: options.Whole | None = None,
     engine: Literal["vllm", "sglang"] = "vllm",
     engine_version: str | None = None,
     out: Path | None = None,
@@ -62,6 +64,9 @@ def conform(
     pairs
         Draw two engines with the NIXL connector, of which one prefills and the other
         one decodes (vLLM 0.33).
+    prefillers, decoders
+        With --pairs, so many of each behind a proxy with routers; 0 draws one to four
+        for each workload. Default: a pair.
     engine
         Which installed engine: vLLM beside our v1, or SGLang beside our sglang.
     engine_version
@@ -73,7 +78,12 @@ def conform(
     from sim.errors import ConfigError
 
     _check_out(out, workloads, overwrite=overwrite)
-    for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
+    pools = _pools(prefillers, decoders, pairs=pairs)
+    for name, least, value in (
+        ("--num", 1, num),
+        ("--seed", 0, seed),
+        *((f"--{name}", 0, value) for name, value in pools.items()),
+    ):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
     for name, has_connector in (("--offload", offload), ("--pairs", pairs)):
@@ -103,6 +113,7 @@ def conform(
             speculative=speculative,
             offload=offload,
             pairs=pairs,
+            pools=pools,
         )
     )
     shown = not (quiet or json)
@@ -115,6 +126,23 @@ def conform(
     elif not quiet:
         print(words)
     return EXIT_DIFFERENT if found.differing else 0
+
+
+def _pools(
+    prefillers: int | None, decoders: int | None, *, pairs: bool
+) -> dict[str, int]:
+    """Return how many engines prefill and decode; nothing for a pair."""
+    given = {"prefillers": prefillers, "decoders": decoders}
+    if set(given.values()) == {None}:
+        return {}
+    if not pairs:
+        from sim.errors import ConfigError
+
+        raise ConfigError(
+            "--prefillers and --decoders say how many engines --pairs draws; give it, "
+            "too"
+        )
+    return {name: 1 if value is None else value for name, value in given.items()}
 
 
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -280,6 +308,7 @@ def _drawn(
     groups: bool,
     offload: bool,
     pairs: bool,
+    pools: dict[str, int],
     **core: bool,
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_groups import random_group_workload
@@ -287,12 +316,17 @@ def _drawn(
 
     if offload or pairs:
         from sim.studies.conformance.random_offload import random_offload_workload
-        from sim.studies.conformance.random_pairs import random_pair_workload
+        from sim.studies.conformance.random_pairs import (
+            random_pair_workload,
+            random_pools_workload,
+        )
 
-        connected = random_offload_workload if offload else random_pair_workload
+        connected: Any = random_offload_workload if offload else random_pair_workload
+        if pools:
+            connected = random_pools_workload
         asynchronous = core["async_scheduling"]
         for seed in seeds:
-            yield connected(seed, release, async_scheduling=asynchronous)
+            yield connected(seed, release, async_scheduling=asynchronous, **pools)
         return
     draw = random_group_workload if groups else random_workload
     for seed in seeds:

@@ -317,19 +317,18 @@ class ConsumerSteps(PairSteps):
         asked = self.scheduler.transfers
         assert isinstance(asked, StepPulls)
         for pull in asked.pulls:
-            source, prompt = _origin(pull.request)
             if not pull.waits:
-                source.told(prompt)
+                pull.remote_engine.told(_prompt_of(pull.request))
             else:
-                self._pull(pull, source, prompt, now_s)
-        for request in asked.heartbeat or ():
-            source, prompt = _origin(request)
-            source.extend(prompt, now_s)
+                self._pull(pull, now_s)
+        source: ProducerSteps
+        for source, requests in (asked.heartbeat or {}).items():
+            for request in requests:
+                source.extend(_prompt_of(request), now_s)
 
-    def _pull(
-        self, pull: Pull, source: ProducerSteps, prompt: Request, now_s: float
-    ) -> None:
-        num_blocks = len(pull.block_ids)
+    def _pull(self, pull: Pull, now_s: float) -> None:
+        source: ProducerSteps = pull.remote_engine
+        prompt, num_blocks = _prompt_of(pull.request), len(pull.block_ids)
         read = _Read(pull.request, source, prompt, num_blocks, now_s)
         self.reads[read] = None
         if source.is_dead:
@@ -381,6 +380,8 @@ class ConsumerSteps(PairSteps):
         )
 
 
-def _origin(request: Request) -> tuple[ProducerSteps, Request]:
+def _prompt_of(request: Request) -> Request:
+    """Return the request of a prompt at the producer that computed it."""
     parameters: Any = request.kv_transfer_params
-    return parameters["remote_engine"], parameters["remote_request"]
+    prompt: Request = parameters["remote_request"]
+    return prompt

@@ -1,4 +1,4 @@
-"""Two of the installed vLLM, with its NIXL connector, beside ours."""
+"""Several of the installed vLLM, with its NIXL connector, beside ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 
 from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.studies.conformance.conform import Coverage, compare
-from sim.studies.conformance.random_pairs import random_pair_workload
+from sim.studies.conformance.random_pairs import (
+    random_pair_workload,
+    random_pools_workload,
+)
 from tests.hosted.test_conform import minor, pytestmark, why_missing
 
 __all__ = ["pytestmark"]
@@ -31,4 +34,28 @@ def test_random_pairs_go_as_in_the_real_engine(first: int, asynchronous: bool) -
         coverage.add(workload, comparison)
     met = coverage.workloads_with
     for name in ("pulls", "failed pulls", "expired leases", "preempted decodes"):
+        assert met[name] > 0, name
+
+
+@pytest.mark.skipif(
+    bool(why_missing()) or minor() != "0.33", reason="pools are known of 0.33 only"
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
+def test_random_pools_go_as_in_the_real_engines(first: int, asynchronous: bool) -> None:
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(first, first + WORKLOADS_A_TEST):
+        workload = random_pools_workload(seed, release, async_scheduling=asynchronous)
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    met = coverage.workloads_with
+    for name in (
+        *("several prefillers", "several decoders", "heartbeats to several"),
+        *("leases that end while another decoder pulls", "prompts of decoders"),
+        *("preemptions beside pulls", "aborts beside pulls"),
+    ):
         assert met[name] > 0, name

@@ -130,6 +130,11 @@ def test_files_are_compared_under_the_installed_release(
         (["--offload", "--groups"], "give it without --groups"),
         (["--pairs", "--offload"], "--offload draws engines with one group of layers"),
         (["--pairs", "--speculative"], "--pairs draws engines with one group"),
+        (["--decoders", "2"], "say how many engines --pairs draws"),
+        (
+            ["--pairs", "--prefillers", "-1"],
+            "--prefillers takes a number of at least 0",
+        ),
         (["--pairs", "--engine", "sglang"], "tiers and pairs here"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Two V1 engines, one of which computes prompts that the other one reads."""
+"""V1 engines, some of which compute prompts that others read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
 from sim.scheduler.v1.settings import Settings
 from sim.studies.conformance import PairDriver, driver_of
 from sim.studies.conformance.conform import Comparison, Coverage
-from sim.studies.conformance.random_pairs import random_pair_workload
+from sim.studies.conformance.random_pairs import (
+    random_pair_workload,
+    random_pools_workload,
+)
 from sim.studies.conformance.random_v1 import as_workload
 from sim.studies.conformance.shrink import shrunk
 from tests.sim.build import request_from_spec, spec
@@ -35,13 +38,15 @@ SIDE = {
 }
 
 
-def pair(*requests: dict[str, Any], **more: Any) -> PairDriver:
+def pair(
+    *requests: dict[str, Any], prefill: Any = SIDE, decode: Any = SIDE, **more: Any
+) -> PairDriver:
     raw = [
         {"id": f"r{index}", "out_seed": 100 + index} | request
         for index, request in enumerate(requests)
     ]
     pace = {"route_delay": 1, "pull": [2, 2], "kv_lease_duration": 12} | more
-    config = {"prefill": SIDE, "decode": SIDE, "pd": pace}
+    config = {"prefill": prefill, "decode": decode, "pd": pace}
     driver = driver_of(as_workload("case", "0.33.0", config, raw), check=True)
     assert isinstance(driver, PairDriver)
     return driver
@@ -121,6 +126,53 @@ def test_what_is_aborted_before_its_pull_lets_the_producer_go() -> None:
     assert not told(lines, "expired")
 
 
+def test_a_proxy_sends_prompts_and_requests_on_in_turn() -> None:
+    requests = [request(0, 8) for _ in range(4)]
+    lines = list(pair(*requests, prefill=[SIDE] * 3, decode=[SIDE] * 2).lines())
+    fins = {(e, *names) for _, e, names in told(lines, "fin") if e[0] == "P"}
+    assert fins == {("P0", "r0", "r3"), ("P1", "r1"), ("P2", "r2")}
+    pulls = [
+        (e, name, source) for _, e, [*_, (name, *_, source)] in told(lines, "pull")
+    ]
+    assert pulls == [("D0", "r2", "P2"), ("D1", "r3", "P0")]
+    assert told(lines, "heartbeat")[0] == (2, "D0", {"P0": ["r0"], "P2": ["r2"]})
+
+
+def test_a_decoder_that_is_chosen_first_counts_what_is_on_its_way() -> None:
+    """Requests that are lost, or aborted on their way, count no longer."""
+    requests = [request(0, 8, abort_step=3 if i == 2 else None) for i in range(3)]
+    first = {"order": "decode_first", "decode_router": "least_requests"}
+    case = pair(
+        *(*requests, request(4, 8), request(4, 8)),
+        **(first | {"decode": [SIDE] * 3, "route_delay": 9, "lost": ["r1"]}),
+    )
+    lines = list(case.lines())
+    pulled = {e: p for *_, e, pulls in told(lines, "pull") for p in [pulls[0][0]]}
+    assert len(pulled) == 3  # each has one of r0, r3, r4
+    assert sorted(pulled.values()) == ["r0", "r3", "r4"]
+
+
+def test_a_lease_ends_while_others_are_read() -> None:
+    """One decoder reads for long; the other one never hears of its request."""
+    side = SIDE | {"num_gpu_blocks": 33}
+    lines = list(
+        pair(
+            *(request(0, 12), request(0, 12), request(0, 12)),
+            **{"decode": [side] * 2, "pull": [40, 0], "lost": ["r1"]},
+        ).lines()
+    )
+    assert told(lines, "expired") == [(12, "P", ["r1"])]
+    assert told(lines, "recv") == [(42, "D0", ["r0"]), (42, "D1", ["r2"])]
+    assert told(lines, "sent")[1:] == [(43, "P", ["r0", "r2"])]
+
+
+def test_a_decoder_computes_a_prompt_that_is_not_to_be_read() -> None:
+    lines = list(pair(request(3, 10, remote_prefill=False), request(3, 10)).lines())
+    assert told(lines, "sched")[0] == (3, "P", [["r1", 10, "n", 0]])
+    assert told(lines, "sched")[1] == (3, "D", [["r0", 10, "n", 0]])
+    assert [name for *_, [(name, *_)] in told(lines, "pull")] == ["r1"]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> PairDriver:
     steps = sorted(draw(st.lists(st.integers(0, 12), min_size=1, max_size=10)))
@@ -133,8 +185,13 @@ def cases(draw: st.DrawFn) -> PairDriver:
         )
         for step in steps
     ]
+    sides = st.lists(st.just(SIDE), min_size=1, max_size=3)
     return pair(
         *requests,
+        prefill=draw(sides),
+        decode=draw(sides),
+        order=draw(st.sampled_from(["prefill_first", "decode_first"])),
+        decode_router=draw(st.sampled_from(["round_robin", "least_requests"])),
         route_delay=draw(st.integers(0, 3)),
         pull=[draw(st.integers(0, 8)), draw(st.integers(0, 3))],
         kv_lease_duration=draw(st.integers(6, 20)),
@@ -146,7 +203,7 @@ def cases(draw: st.DrawFn) -> PairDriver:
 
 @given(cases())
 @settings(max_examples=60)
-def test_no_block_is_lost_between_two_engines(case: PairDriver) -> None:
+def test_no_block_is_lost_between_engines(case: PairDriver) -> None:
     lines = list(case.lines())
     last = {line["e"]: line for line in lines}
     assert all(line["free_end"] == [16] for line in last.values())
@@ -187,10 +244,28 @@ def test_a_pair_that_differs_is_made_small() -> None:
     assert not decode["enable_prefix_caching"]
 
 
+def test_pools_that_differ_are_made_small() -> None:
+    """Engines are left out, too."""
+    whole = random_pools_workload(3, "0.33.0", prefillers=3, decoders=2)
+
+    def pulls(workload: DecisionWorkload) -> bool:
+        return any(line.get("pull") for line in driver_of(workload).lines())
+
+    small = shrunk(whole, pulls)
+    assert len(small.requests) == len(small.config["prefill"]) == 1
+    assert len(small.config["decode"]) == 1
+    assert not small.config["pd"].keys() & {"router", "decode_router", "order"}
+
+
 def test_mistakes_are_a_line() -> None:
+    short = SIDE | {"max_model_len": 40}
+    with pytest.raises(ConfigError, match="need the same max_model_len, got 40 and 48"):
+        pair(request(0, 8), decode=[SIDE, short])
+    with pytest.raises(ConfigError, match="need the same block_size, got 4 and 8"):
+        pair(request(0, 8), decode=SIDE | {"block_size": 8})
     config = {"prefill": SIDE, "pd": {}}
     with pytest.raises(ConfigError, match=r"config.decode: a pair needs this engine"):
-        as_workload("case", "0.33.0", config, []).side("decode")
+        as_workload("case", "0.33.0", config, []).sides("decode")
     one = KVTransferSettings(KVRole.PRODUCER)
     limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 8}
     with pytest.raises(SchedulerError, match="not built beside pairs of engines"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.base import TransferReport
 
 _OTHER_SIDE = "other side"
+"""The engine that a request does not name, as there is only one."""
 
 
 class _Clock:
@@ -90,12 +91,13 @@ class HostedPairConnector:
         given = request.kv_transfer_params
         if given is None or not given.get("do_remote_prefill"):
             return given
+        source = given.get("remote_engine") or _OTHER_SIDE
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": (list(given["remote_block_ids"]),),
-            "remote_engine_id": _OTHER_SIDE,
-            "remote_request_id": request_key(request),
+            "remote_engine_id": source,
+            "remote_request_id": f"{source}/{request_key(request)}",
             "remote_host": "localhost",
             "remote_port": 1,
             "tp_size": 1,
@@ -115,13 +117,19 @@ class HostedPairConnector:
         for key, each in meta.reqs_to_recv.items():
             (own,) = each.local_block_ids or ([],)
             (remote,) = each.remote.block_ids
-            waits = each.awaiting_kvs
-            pulls.pulls.append(Pull(requests[key], list(own), list(remote), waits))
+            waits, source = each.awaiting_kvs, _source(each.remote.engine_id)
+            pulls.pulls.append(
+                Pull(requests[key], list(own), list(remote), waits, source)
+            )
             if waits:
                 self._pulling.add(key)
         if meta.heartbeat_by_engine:
-            wanted = meta.heartbeat_by_engine[_OTHER_SIDE].req_ids
-            pulls.heartbeat = [requests[key] for key in sorted(wanted)]
+            pulls.heartbeat = {
+                _source(source): [
+                    requests[each.rpartition("/")[2]] for each in wanted.req_ids
+                ]
+                for source, wanted in meta.heartbeat_by_engine.items()
+            }
 
     def reported(
         self, report: TransferReport, now_s: float
@@ -146,3 +154,8 @@ class HostedPairConnector:
             invalid_block_ids=invalid,
         )
         return output, list(report.moved)
+
+
+def _source(engine_id: str) -> str | None:
+    """Return an engine's name; None for the only one."""
+    return None if engine_id == _OTHER_SIDE else engine_id

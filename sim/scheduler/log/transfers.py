@@ -157,8 +157,16 @@ class PullLines(TransferLines):
                 for request, expiry_s in transfers.sends
             ],
             "pull": [self._pull(pull) for pull in transfers.pulls],
-            "heartbeat": sorted(names_of(transfers.heartbeat or (), names)),
+            "heartbeat": self._heartbeat(transfers.heartbeat or {}),
         }
+
+    def _heartbeat(self, wanted: dict[Any, list[Request]]) -> list[str] | Line:
+        """Return names, by producer where there are several."""
+        found = {
+            source: sorted(names_of(requests, self._names))
+            for source, requests in wanted.items()
+        }
+        return found.get(None) or dict(sorted(found.items()))
 
     def loading(self) -> list[Request]:
         transfers = self._scheduler.transfers
@@ -167,7 +175,8 @@ class PullLines(TransferLines):
 
     def _pull(self, pull: Pull) -> list[Any]:
         name = self._names[pull.request.request_id]
-        return [name, pull.block_ids, pull.remote_block_ids, pull.waits]
+        fields = [name, pull.block_ids, pull.remote_block_ids, pull.waits]
+        return fields if pull.remote_engine is None else [*fields, pull.remote_engine]
 
     def ends(self, report: TransferReport) -> Line:
         names = self._names

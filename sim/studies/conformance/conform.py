@@ -17,6 +17,7 @@ from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import DecisionDriver, hosted_scheduler
 from sim.studies.conformance.pair import PairDriver, driver_of
+from sim.studies.conformance.played_pair import ROLES
 from sim.studies.conformance.sglang import hosted_lines
 from sim.studies.conformance.shrink import shrunk
 
@@ -104,7 +105,7 @@ class Coverage:
         if workload.config.get("offload"):
             seen |= _transfer_facts(comparison.lines)
         if workload.pair is not None:
-            seen |= _pair_facts(comparison.lines)
+            seen |= _pair_facts(workload, comparison.lines)
         if workload.plan is not None:
             seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
@@ -136,7 +137,7 @@ def _engines(workload: DecisionWorkload) -> list[dict[str, Any]]:
     config = workload.config
     if workload.pair is None:
         return [config]
-    return [config["prefill"], config["decode"]]
+    return [side.config for name in ROLES for side in workload.sides(name)]
 
 
 def _is_padded(line: Line) -> bool:
@@ -191,8 +192,8 @@ def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
     }
 
 
-def _pair_facts(lines: list[Line]) -> dict[str, bool]:
-    """Return which rules of a pair acted."""
+def _pair_facts(workload: DecisionWorkload, lines: list[Line]) -> dict[str, bool]:
+    """Return which rules of prefillers and decoders acted."""
     names = {
         "failed pulls": "bad",
         "failed requests": "errors",
@@ -200,14 +201,43 @@ def _pair_facts(lines: list[Line]) -> dict[str, bool]:
         "heartbeats": "heartbeat",
     }
     pulls = [pull for line in lines for pull in line.get("pull", ())]
-    decodes = [line for line in lines if line["e"] == "D"]
+    decodes = [line for line in lines if line["e"].startswith("D")]
+    num_prefillers, num_decoders = (len(workload.sides(name)) for name in ROLES)
     return {
-        "pulls": any(waits for *_, waits in pulls),
-        "pulls of nothing": not all(waits for *_, waits in pulls),
+        "pulls": any(waits for _, _, _, waits, *_ in pulls),
+        "pulls of nothing": not all(waits for _, _, _, waits, *_ in pulls),
         "preempted decodes": any("preempt" in line for line in decodes),
         "late frees": any("delayed" in line for line in decodes),
         **{name: any(key in line for line in lines) for name, key in names.items()},
+        "several prefillers": num_prefillers > 1,
+        "several decoders": num_decoders > 1,
+        "prompts of decoders": not all(r.remote_prefill for r in workload.requests),
+        "heartbeats to several": any(
+            isinstance(sent := line.get("heartbeat"), dict) and len(sent) > 1
+            for line in decodes
+        ),
+        "leases that end while another decoder pulls": _expires_beside(lines),
+        "preemptions beside pulls": any(
+            "preempt" in line and len(line.get("holding", ())) > 1 for line in decodes
+        ),
+        "aborts beside pulls": any(
+            "abort" in line and len(line.get("holding", ())) > 1 for line in decodes
+        ),
     }
+
+
+def _expires_beside(lines: list[Line]) -> bool:
+    """Whether a lease ends at a prefiller of which some decoder is reading."""
+    pulling: dict[str, str] = {}  # prefiller, by request
+    for line in lines:
+        for name, _, _, waits, *source in line.get("pull", ()):
+            if waits:
+                pulling[name] = source[0] if source else "P"
+        for name in line.get("recv", ()):
+            pulling.pop(name, None)
+        if "expired" in line and line["e"] in pulling.values():
+            return True
+    return False
 
 
 def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:

@@ -31,7 +31,7 @@ _MEANING = {
     "name": "the sizing cases answered",
     "header": "groups, pages and blocks",
     "t": "the steps taken",
-    "e": "the engine of a pair: P prefills, D decodes",
+    "e": "the engine: P, P1, ... prefill, D, D1, ... decode",
     "dropped": "requests withdrawn from the queue",
     "reject": "requests that the queue's limit turned away",
     "retract": "requests that found no slot to decode",

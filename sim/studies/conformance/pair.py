@@ -1,10 +1,13 @@
-"""The step loop of a decision workload for two engines: one prefills, one decodes."""
+"""The step loop of a decision workload for prefillers and decoders."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from sim.config.plug import build
+from sim.engine.pairs import PairRouter
+from sim.engine.routers import ROUTERS
 from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.driver import (
     DecisionDriver,
@@ -21,12 +24,15 @@ from sim.studies.conformance.played_pair import (
     ProducerWorker,
 )
 from sim.studies.conformance.sglang import SglangDriver
+from workloads.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sim.engine.engines import Router
     from sim.scheduler.log.lines import Line
     from sim.scheduler.request import Request
+    from sim.studies.conformance.played_worker import Worker
     from sim.studies.conformance.requests import DecisionRequest
     from sim.studies.conformance.workload import DecisionWorkload
 
@@ -61,7 +67,15 @@ def driver_of(
 
 
 class PairDriver:
-    """Steps a producer and a consumer through a workload, one after the other.
+    """Steps prefillers and decoders through a workload, one after the other.
+
+    ::
+
+        arrival --> a prefiller: the prompt and one token; its blocks are held
+                        |
+                        +--> a decoder: reads the blocks, and decodes
+
+    A proxy chooses both, by routers of fleets.
 
     Parameters
     ----------
@@ -70,7 +84,7 @@ class PairDriver:
     check
         Whether schedulers prove their invariants after every call.
     make
-        Constructs the scheduler of either engine.
+        Constructs the scheduler of each engine.
     """
 
     def __init__(
@@ -83,19 +97,27 @@ class PairDriver:
         pair = workload.pair
         assert pair is not None
         self._pace: PairPace = pair
-        messages = Messages()
-        prefill, decode = workload.side("prefill"), workload.side("decode")
+        prefill, decode = workload.sides("prefill"), workload.sides("decode")
         self._raw = workload.requests
-        self._prompts = requests_of(_first_tokens(prefill))
-        for prompt in self._prompts.values():
-            prompt.kv_transfer_params = {"do_remote_decode": True}
-        self._held: dict[str, list[int]] = {}  # blocks on the producer
+        self._prompts = requests_of(_first_tokens(prefill[0]))
         self._decoded: dict[str, Request] = {}
-        self._on_way: list[tuple[int, int]] = []  # due step, place in the workload
         self._arrivals = deque(enumerate(workload.requests))
         self._aborts = aborts_of(workload, self._prompts)
-        self._max_model_len = getattr(decode.engine, "max_model_len", 0)
-        self._producer, self._consumer = (
+        self._max_model_len = getattr(decode[0].engine, "max_model_len", 0)
+        self._places: dict[str, int] = {}  # of engines, by the requests that they have
+        self._decoders: dict[str, int] = {}  # of requests that are not there yet
+        self._on_way: list[tuple[int, int]] = []  # due step, place in the workload
+        self._parameters: dict[str, dict[str, Any]] = {}  # of requests on their way
+        self._labels = _labels("P", len(prefill)) + _labels("D", len(decode))
+        self._num_prefillers = len(prefill)
+        self._router = _router_of(pair, len(prefill), len(decode))
+        messages = [Messages() for _ in prefill]
+        mail = {self._source(place): each for place, each in enumerate(messages)}
+        workers: list[Worker] = [
+            *(ProducerWorker(pair, each) for each in messages),
+            *(ConsumerWorker(pair, mail) for _ in decode),
+        ]
+        self._engines = [
             SteppedEngine(
                 side,
                 make(side),
@@ -104,53 +126,50 @@ class PairDriver:
                 check=check,
                 worker=worker,
             )
-            for side, worker in (
-                (prefill, ProducerWorker(pair, messages)),
-                (decode, ConsumerWorker(pair, messages)),
-            )
-        )
+            for side, worker in zip(prefill + decode, workers, strict=True)
+        ]
 
     @property
     def scheduler(self) -> object:
-        """That of the consumer."""
-        return self._consumer.scheduler
+        """That of the last decoder."""
+        return self._engines[-1].scheduler
 
     @property
     def num_steps(self) -> int:
-        return self._producer.num_steps + self._consumer.num_steps
+        return sum(engine.num_steps for engine in self._engines)
 
     @property
     def num_preemptions(self) -> int:
-        return self._producer.num_preemptions + self._consumer.num_preemptions
+        return sum(engine.num_preemptions for engine in self._engines)
 
     @property
     def ending(self) -> str:
-        return self._producer.ending or self._consumer.ending or "done"
+        endings = [engine.ending for engine in self._engines if engine.ending]
+        return endings[0] if endings else "done"
 
     def lines(self) -> Iterator[Line]:
-        """Run the workload, and yield a line for each call of either engine."""
-        producer, consumer, step = self._producer, self._consumer, 0
-        while self._arrivals or self._on_way or _works(producer) or _works(consumer):
-            if not (_works(producer) or _works(consumer)):
+        """Run the workload, and yield a line for each call of an engine."""
+        engines, step = self._engines, 0
+        while self._arrivals or self._on_way or any(map(_works, engines)):
+            if not any(map(_works, engines)):
                 step = max(step, self._next_due())
             while self._arrivals and self._arrivals[0][1].arrival_step <= step:
-                _, raw = self._arrivals.popleft()
-                producer.scheduler.add_request(self._prompts[raw.id])
+                self._arrive(step, *self._arrivals.popleft())
             self._route(step)
             aborted = self._abort_due(step)
-            for engine, letter in ((producer, "P"), (consumer, "D")):
-                if _works(engine):
-                    line: Line = {"t": step, "e": letter}
-                    line |= (
-                        engine.call(step, aborted[letter])
-                        if engine.is_due
-                        else engine.process(step)
-                    )
-                    yield line
-                    if engine.ending:
-                        return
-                    if engine is producer:
-                        self._send_on(step, line.get("fin", ()))
+            for place, engine in enumerate(engines):
+                if not _works(engine):
+                    continue
+                line: Line = {"t": step, "e": self._labels[place]}
+                line |= (
+                    engine.call(step, aborted[place])
+                    if engine.is_due
+                    else engine.process(step)
+                )
+                yield line
+                if engine.ending:
+                    return
+                self._note_ends(step, place, line)
             step += 1
 
     def _next_due(self) -> int:
@@ -162,46 +181,116 @@ class PairDriver:
     def _is_left_alone(self) -> bool:
         return not (self._arrivals or self._on_way or self._aborts)
 
-    def _send_on(self, step: int, finished: list[str]) -> None:
-        """Put prompts that were computed on their way to the consumer."""
-        places = {raw.id: place for place, raw in enumerate(self._raw)}
-        for name in finished:
-            delay = self._raw[places[name]].route_delay
-            due = step + 1 + (self._pace.route_delay if delay is None else delay)
-            self._held[name] = self._producer.scheduler.block_ids(self._prompts[name])
-            if name not in self._pace.lost:
-                self._on_way.append((due, places[name]))
+    def _source(self, place: int) -> str | None:
+        """Return the name of a prefiller in requests; the only one has none."""
+        return self._labels[place] if self._num_prefillers > 1 else None
+
+    # -- the proxy ------------------------------------------------------------
+
+    def _arrive(self, step: int, number: int, raw: DecisionRequest) -> None:
+        """Send a prompt to a prefiller, or the request to its decoder at once."""
+        prompt = self._prompts[raw.id]
+        if self._pace.order == "decode_first":
+            self._decoders[raw.id] = self._router.choose(prompt)
+        if not raw.remote_prefill:
+            self._on_way.append((step, number))
+            return
+        prompt.kv_transfer_params = {"do_remote_decode": True}
+        place = self._places[raw.id] = self._router.choose_prefill(prompt)
+        self._engines[place].scheduler.add_request(prompt)
+
+    def _note_ends(self, step: int, place: int, line: Line) -> None:
+        """Take note of what left an engine, and of prompts that go on."""
+        is_prefiller = place < self._num_prefillers
+        for name in [*line.get("fin", ()), *line.get("errors", ())]:
+            self._leave(name)
+            if is_prefiller:
+                self._send_on(step, place, name)
+
+    def _leave(self, name: str) -> None:
+        place = self._places.pop(name)
+        self._router.ended(self._prompts[name], place)
+
+    def _send_on(self, step: int, place: int, name: str) -> None:
+        """Put a request on its way to a decoder, unless it is lost."""
+        prompt = self._prompts[name]
+        raw = self._raw[prompt.request_id]
+        if name in self._pace.lost:
+            self._forget_decoder(name)
+            return
+        self._parameters[name] = {
+            "do_remote_prefill": True,
+            "remote_block_ids": self._engines[place].scheduler.block_ids(prompt),
+            "remote_engine": self._source(place),
+        }
+        delay = self._pace.route_delay if raw.route_delay is None else raw.route_delay
+        self._on_way.append((step + 1 + delay, prompt.request_id))
 
     def _route(self, step: int) -> None:
-        """Let requests reach the consumer that are due."""
+        """Let requests reach a decoder that are due."""
         due = sorted(each for each in self._on_way if each[0] <= step)
         self._on_way = [each for each in self._on_way if each[0] > step]
-        for _, place in due:
-            raw = self._raw[place]
-            request = make_request(place, raw, self._max_model_len)
-            request.kv_transfer_params = {
-                "do_remote_prefill": True,
-                "remote_block_ids": self._held.pop(raw.id),
-            }
+        for _, number in due:
+            raw = self._raw[number]
+            request = make_request(number, raw, self._max_model_len)
+            request.kv_transfer_params = self._parameters.pop(raw.id, None)
             self._decoded[raw.id] = request
-            self._consumer.scheduler.add_request(request)
+            place = self._decoders.pop(raw.id, None)
+            if place is None:
+                place = self._router.choose(request)
+            self._places[raw.id] = place
+            self._engines[place].scheduler.add_request(request)
 
-    def _abort_due(self, step: int) -> dict[str, list[str]]:
+    def _forget_decoder(self, name: str) -> None:
+        """Let go of the decoder that a request would have gone to."""
+        if name in self._decoders:
+            self._router.ended(self._prompts[name], self._decoders.pop(name))
+
+    def _abort_due(self, step: int) -> list[list[str]]:
         """Abort what is due, wherever it is; return the names by engine."""
-        aborted: dict[str, list[str]] = {"P": [], "D": []}
+        aborted: list[list[str]] = [[] for _ in self._engines]
         while self._aborts and self._aborts[0][0] <= step:
             name = self._aborts.popleft()[2]
-            prompt, decoded = self._prompts[name], self._decoded.get(name)
-            if not prompt.status.is_finished:
-                self._producer.scheduler.abort(prompt)
-                aborted["P"].append(name)
-            elif decoded is not None and not decoded.status.is_finished:
-                self._consumer.scheduler.abort(decoded)
-                aborted["D"].append(name)
+            place = self._places.get(name)
+            if place is None:
+                number = self._prompts[name].request_id
+                self._on_way = [each for each in self._on_way if each[1] != number]
             else:
-                place = prompt.request_id
-                self._on_way = [each for each in self._on_way if each[1] != place]
+                at_decoder = place >= self._num_prefillers
+                request = (self._decoded if at_decoder else self._prompts)[name]
+                self._engines[place].scheduler.abort(request)
+                aborted[place].append(name)
+                self._leave(name)
+            self._forget_decoder(name)
         return aborted
+
+
+def _labels(letter: str, number: int) -> list[str]:
+    """Return the names of engines in a log."""
+    if number == 1:
+        return [letter]
+    return [f"{letter}{place}" for place in range(number)]
+
+
+def _router_of(pace: PairPace, num_prefillers: int, num_decoders: int) -> PairRouter:
+    streams = Streams(0)
+
+    def router(key: str, num_engines: int) -> Router:
+        context = {
+            "num_engines": num_engines,
+            "stream": streams.generator(key.replace("_", " ")),
+        }
+        made: Router = build(
+            ROUTERS, {"kind": getattr(pace, key)}, f"pd.{key}", context
+        )
+        return made
+
+    return PairRouter(
+        router("router", num_prefillers),
+        router("decode_router", num_decoders),
+        range(num_prefillers),
+        range(num_prefillers, num_prefillers + num_decoders),
+    )
 
 
 def _works(engine: SteppedEngine) -> bool:

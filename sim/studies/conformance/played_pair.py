@@ -1,4 +1,4 @@
-"""The copies between two engines of a decision workload, with durations in steps."""
+"""The copies between engines of a decision workload, with durations in steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.studies.conformance.fields import Count, Pair, Positive, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Pull, StepPulls
+
+Chooses = Literal["round_robin", "random", "least_requests", "power_of_two"]
+"""A router that knows what it has sent, and nothing else."""
 
 ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
 """Of the engines of a pair, by their names in a workload."""
@@ -35,15 +40,20 @@ class PairSide(Table):
 
 
 class PairPace(Table):
-    """The way of requests between two engines.
+    """The way of requests between engines that prefill and engines that decode.
 
+    `router` chooses among prefillers when a request arrives, and `decode_router` among
+    decoders when it gets there, or before its prefiller.
     `pull` is how long a pull takes, in steps: so many, and one more for so many blocks.
-    Requests in `lost` never reach the second engine, and pulls in `fail_pulls`, counted
-    from 0, bring nothing.
+    Requests in `lost` never reach a decoder, and pulls in `fail_pulls`, counted from 0
+    at each decoder, bring nothing.
     """
 
     kv_lease_duration: Positive = 30
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    router: Chooses = "round_robin"
+    decode_router: Chooses = "round_robin"
+    order: Literal["prefill_first", "decode_first"] = "prefill_first"
     route_delay: Count = 0
     pull: Pair = (0, 0)
     lost: list[str] = Field(default_factory=list)
@@ -60,7 +70,7 @@ class PairPace(Table):
 
 @dataclass(slots=True)
 class Messages:
-    """What the consumer has said to the producer since its last step, by request id.
+    """What consumers have said to a producer since its last step, by request id.
 
     Attributes
     ----------
@@ -101,35 +111,47 @@ class ProducerWorker:
 
 
 class ConsumerWorker:
-    """Reads blocks, as many requests at once as ask for it."""
+    """Reads blocks, as many requests at once as ask for it.
 
-    def __init__(self, pace: PairPace, messages: Messages) -> None:
+    Parameters
+    ----------
+    pace
+        How long that takes.
+    mail
+        What is said to each producer, by the name that requests have for it.
+    """
+
+    def __init__(self, pace: PairPace, mail: Mapping[str | None, Messages]) -> None:
         self._steps, self._blocks_per_step = pace.pull
         self._failing = set(pace.fail_pulls)
-        self._messages = messages
+        self._mail = mail
         self._num_pulls = 0
-        self._pulling: list[tuple[int, int, Request]] = []  # by end and number
+        self._pulling: list[tuple[int, int, Pull]] = []  # by end and number
 
     def step(self, step: int, transfers: StepPulls) -> TransferReport:
-        messages = self._messages
         for pull in transfers.pulls:
             if pull.waits:
                 self._begin(pull, step)
             else:
-                messages.read.add(pull.request.request_id)
-        messages.wanted.update(each.request_id for each in transfers.heartbeat or ())
+                self._let_go(pull)
+        for source, requests in (transfers.heartbeat or {}).items():
+            self._mail[source].wanted.update(each.request_id for each in requests)
         moved, failed = [], []
         while self._pulling and self._pulling[0][0] <= step:
-            _, number, request = heappop(self._pulling)
-            moved.append(request)
+            _, number, pull = heappop(self._pulling)
+            moved.append(pull.request)
             if number in self._failing:
-                failed.append(request)
+                failed.append(pull.request)
             else:
-                messages.read.add(request.request_id)
+                self._let_go(pull)
         return TransferReport(moved=moved, failed=failed)
+
+    def _let_go(self, pull: Pull) -> None:
+        """Tell the producer that the blocks of a request may go."""
+        self._mail[pull.remote_engine].read.add(pull.request.request_id)
 
     def _begin(self, pull: Pull, step: int) -> None:
         size = self._blocks_per_step
         end = step + self._steps + (len(pull.block_ids) // size if size else 0)
-        heappush(self._pulling, (end, self._num_pulls, pull.request))
+        heappush(self._pulling, (end, self._num_pulls, pull))
         self._num_pulls += 1

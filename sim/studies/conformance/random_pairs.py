@@ -1,13 +1,16 @@
-"""Random decision workloads for V1: one engine prefills, another one decodes."""
+"""Random decision workloads for V1: some engines prefill, others decode."""
 
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from sim.config.pairs import ORDERS
 from sim.scheduler.v1.dialect import dialect_of
+from sim.studies.conformance.played_pair import Chooses
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
+    MOST_REQUESTS,
     as_workload,
     random_config,
     random_requests,
@@ -36,12 +39,7 @@ def random_pair_workload(
     prefill = _side(draw, dialect)
     decode = _alike(_side(draw, dialect), prefill)
     requests = random_requests(draw, prefill | {"policy": decode["policy"]})
-    if draw.random() < ABORTED_SHARE:
-        withdraw_some(draw, requests)
-    for request in requests:
-        if draw.random() < 0.2:
-            request["route_delay"] = draw.choice((0, 1, 10))
-    way = _way(draw, [request["id"] for request in requests])
+    way = _along_the_way(draw, requests)
     name = f"pairs, seed {seed}"
     if async_scheduling:
         ahead = Random(f"ahead {seed}").choice(
@@ -52,6 +50,64 @@ def random_pair_workload(
         stop_some(Random(f"stops {seed}"), requests)
     config = {"pd": way, "prefill": prefill, "decode": decode}
     return as_workload(name, release, config, requests)
+
+
+def random_pools_workload(
+    seed: int,
+    release: str,
+    *,
+    prefillers: int = 0,
+    decoders: int = 0,
+    async_scheduling: bool = False,
+) -> DecisionWorkload:
+    """Return the workload of a seed, for prefillers and decoders behind a proxy.
+
+    As many as given, or one to four of each; routers are drawn, and who of both is
+    chosen first. Decoders compute some prompts themselves. For the rest see
+    `random_pair_workload`.
+    """
+    draw, dialect = Random(f"conform pools {seed}"), dialect_of(release)
+    num_prefillers, num_decoders = draw.randint(1, 4), draw.randint(1, 4)
+    sides = [_side(draw, dialect)]
+    num_sides = (prefillers or num_prefillers) + (decoders or num_decoders)
+    while len(sides) < num_sides:
+        sides.append(_alike(_side(draw, dialect), sides[0]))
+    policies = sorted({side["policy"] for side in sides})
+    requests = random_requests(
+        draw, sides[0] | {"policy": policies[-1]}, MOST_REQUESTS + 4 * num_sides
+    )
+    way = _along_the_way(draw, requests)
+    way |= {key: draw.choice(get_args(Chooses)) for key in ("router", "decode_router")}
+    way["order"] = draw.choice(ORDERS)
+    local_share = draw.choice((0.0, 0.0, 0.2, 0.5))
+    for request in requests:
+        if draw.random() < local_share:
+            request["remote_prefill"] = False
+    name = f"pools, seed {seed}"
+    if async_scheduling:
+        ahead = Random(f"ahead {seed}")
+        for side in sides:
+            side["async_scheduling"] = ahead.random() < 0.7
+        ahead.choice(sides)["async_scheduling"] = True
+        name += ", asynchronous"
+        stop_some(Random(f"stops {seed}"), requests)
+    num_prefillers = prefillers or num_prefillers
+    config = {
+        "pd": way,
+        "prefill": sides[:num_prefillers],
+        "decode": sides[num_prefillers:],
+    }
+    return as_workload(name, release, config, requests)
+
+
+def _along_the_way(draw: Random, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Withdraw and delay some requests; return how they come from one to the other."""
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
+    for request in requests:
+        if draw.random() < 0.2:
+            request["route_delay"] = draw.choice((0, 1, 10))
+    return _way(draw, [request["id"] for request in requests])
 
 
 def _side(draw: Random, dialect: V1Dialect) -> dict[str, Any]:

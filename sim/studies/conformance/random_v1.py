@@ -135,15 +135,17 @@ def later_keys(
     }
 
 
-def random_requests(draw: Random, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return requests that the engine can serve; some share prefixes."""
-    num_requests = draw.randint(2, MOST_REQUESTS)
+def random_requests(
+    draw: Random, config: dict[str, Any], most: int = MOST_REQUESTS
+) -> list[dict[str, Any]]:
+    """Return requests, at most `most`, that the engine can serve; some share text."""
+    num_requests = draw.randint(2, most)
     spread = draw.choice(_SPREADS)
     steps = sorted(draw.randint(0, spread) for _ in range(num_requests))
     requests: list[dict[str, Any]] = []
     for index, step in enumerate(steps):
-        most = max(1, config["max_model_len"] // draw.choice((1, 2, 3, 4, 8)))
-        prompt = _prompt(draw, requests, draw.randint(1, most))
+        longest = max(1, config["max_model_len"] // draw.choice((1, 2, 3, 4, 8)))
+        prompt = _prompt(draw, requests, draw.randint(1, longest))
         length = sum(num_tokens for _, num_tokens in prompt)
         room = config["max_model_len"] - length
         output_len = draw.randint(1, draw.choice((4, 20, 60, 60)))

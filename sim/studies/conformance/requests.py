@@ -48,7 +48,11 @@ Segment = Annotated[
 
 
 class DecisionRequest(Table):
-    """One request of a workload; its place in the list is its arrival time."""
+    """One request of a workload; its place in the list is its arrival time.
+
+    Where prefillers and decoders are apart, a decoder computes the prompt itself if not
+    `remote_prefill`.
+    """
 
     id: str
     arrival_step: Step
@@ -65,6 +69,7 @@ class DecisionRequest(Table):
     abort_step: Step | None = None
     stop_after: Positive | None = None
     route_delay: Count | None = None
+    remote_prefill: bool = True
     max_load_tokens: Count | None = None
     max_offload_tokens: Count | None = None
     acc_seed: Whole = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.studies.conformance.played_pair import ROLES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -30,8 +32,15 @@ _SIMPLE: dict[str, Any] = {
 }
 """Settings at which a rule does nothing."""
 
-_SIMPLE_WAY: dict[str, Any] = {"route_delay": 0, "lost": None, "fail_pulls": None}
-"""The same of the way between two engines."""
+_SIMPLE_WAY: dict[str, Any] = {
+    "route_delay": 0,
+    "lost": None,
+    "fail_pulls": None,
+    "router": None,
+    "decode_router": None,
+    "order": None,
+}
+"""The same of the way between prefillers and decoders."""
 
 _PLAIN_KV = (
     "disable_hybrid_kv_cache_manager",
@@ -97,13 +106,24 @@ def _plainer_configs(workload: DecisionWorkload) -> Iterator[dict[str, Any]]:
     if workload.pair is None:
         yield from _plainer_keys(config, _SIMPLE)
         return
-    for engine, simple in (
-        ("pd", _SIMPLE_WAY),
-        ("prefill", _SIMPLE),
-        ("decode", _SIMPLE),
-    ):
-        for plainer in _plainer_keys(config[engine], simple):
-            yield config | {engine: plainer}
+    for plainer in _plainer_keys(config["pd"], _SIMPLE_WAY):
+        yield config | {"pd": plainer}
+    for pool in ROLES:
+        for fewer in _plainer_pools(config[pool]):
+            yield config | {pool: fewer}
+
+
+def _plainer_pools(pool: dict[str, Any] | list[dict[str, Any]]) -> Iterator[Any]:
+    """Return fewer engines that prefill, or decode, and plainer ones."""
+    if isinstance(pool, dict):
+        yield from _plainer_keys(pool, _SIMPLE)
+        return
+    for place, side in enumerate(pool):
+        before, after = pool[:place], pool[place + 1 :]
+        if before or after:
+            yield before + after
+        for plainer in _plainer_keys(side, _SIMPLE):
+            yield [*before, plainer, *after]
 
 
 def _plainer_keys(
@@ -157,6 +177,8 @@ def _plainer(request: DecisionRequest, earliest: int) -> Iterator[dict[str, Any]
         yield {"priority": 0}
     if request.route_delay is not None:
         yield {"route_delay": None}
+    if not request.remote_prefill:
+        yield {"remote_prefill": True}
     if request.stop_after is not None:
         yield {"stop_after": None}
     for output_len in (1, request.output_len // 2, request.output_len - 1):

@@ -79,28 +79,35 @@ class DecisionWorkload(Table):
 
     @property
     def pair(self) -> PairPace | None:
-        """How a pair of engines works together; None for a single one."""
+        """How engines of a pair work together; None for a single one."""
         return (
             PairPace.model_validate(self.config["pd"]) if "pd" in self.config else None
         )
 
-    def side(self, name: str) -> DecisionWorkload:
-        """Return one engine of a pair as if it were alone: ``prefill`` or ``decode``.
+    def sides(self, name: str) -> list[DecisionWorkload]:
+        """Return the engines that prefill, or decode, each as if it were alone.
 
         Raises
         ------
         ConfigError
-            If the file does not say what its engine is.
+            If the file does not say what its engines are.
         """
-        pair = self.pair
-        if pair is None or not isinstance(self.config.get(name), dict):
-            raise ConfigError(f"config.{name}: a pair needs this engine; give its keys")
-        config = self.config[name] | {"kv_transfer": pair.side(name).model_dump()}
-        return self.model_copy(update={"config": config})
+        pair, given = self.pair, self.config.get(name)
+        configs: list[Any] = given if isinstance(given, list) else [given]
+        if pair is None or not configs or not all(isinstance(c, dict) for c in configs):
+            raise ConfigError(
+                f"config.{name}: a pair needs this engine; give its keys, or a list "
+                f"with those of several"
+            )
+        transfer = pair.side(name).model_dump()
+        return [
+            self.model_copy(update={"config": config | {"kv_transfer": transfer}})
+            for config in configs
+        ]
 
     @property
     def engine(self) -> Engine:
-        """The engine's configuration, typed; that of a pair is its `side`."""
+        """The engine's configuration, typed; those of a pair are its `sides`."""
         model = ENGINES[self.generation]
         plan = self.plan
         planned = {}
@@ -246,7 +253,19 @@ def _engines_of(workload: DecisionWorkload) -> list[DecisionWorkload]:
             f"pairs of engines are known of vLLM 0.33, the reference is "
             f"{workload.reference!r}; leave pd out of config"
         )
-    return [workload.side(name) for name in ("prefill", "decode")]
+    prefill, decode = (workload.sides(name) for name in ("prefill", "decode"))
+    for key, engines in (
+        ("block_size", prefill + decode),
+        ("max_model_len", prefill),
+        ("max_model_len", decode),
+    ):
+        found = {each.config.get(key) for each in engines}
+        if len(found) > 1:
+            raise ConfigError(
+                f"config: engines of a pair need the same {key}, got "
+                f"{' and '.join(sorted(map(str, found)))}; give one"
+            )
+    return prefill + decode
 
 
 def in_words(error: ValidationError) -> str:

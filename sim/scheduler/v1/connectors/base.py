@@ -106,12 +106,15 @@ class Pull:
         All that the producer holds of it.
     waits
         Whether there is anything to read; if not, the producer is only told to let go.
+    remote_engine
+        The producer, as the request names it.
     """
 
     request: Request
     block_ids: list[int]
     remote_block_ids: list[int]
     waits: bool
+    remote_engine: Any
 
 
 @dataclass(slots=True)
@@ -126,12 +129,13 @@ class StepPulls:
         Of a producer: requests whose blocks it begins to hold, and until when, in
         seconds.
     heartbeat
-        Of a consumer: requests whose leases are to be extended; None between two.
+        Of a consumer: requests whose leases are to be extended, by producer; None
+        between two.
     """
 
     pulls: list[Pull] = field(default_factory=list)
     sends: list[tuple[Request, float]] = field(default_factory=list)
-    heartbeat: list[Request] | None = None
+    heartbeat: dict[Any, list[Request]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A request goes through both. The producer computes its prompt and one token, and holds
 the blocks; the consumer reads them as a load that the request waits for. In
 ``kv_transfer_params`` a request says ``do_remote_decode`` to a producer, and
-``do_remote_prefill`` with ``remote_block_ids`` to a consumer.
+``do_remote_prefill`` with ``remote_block_ids`` to a consumer, and the ``remote_engine``
+that holds them where there are several.
 
 Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
 ``base_scheduler.py`` and ``pull_scheduler.py``.
@@ -12,7 +13,7 @@ Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from sim.scheduler.request import RequestStatus
@@ -197,7 +198,9 @@ class ConsumerConnector:
     def _pull(self, request: Request, block_ids: list[int]) -> None:
         parameters = request.kv_transfer_params or {}
         remote_block_ids = list(parameters.get("remote_block_ids", ()))
-        pull = Pull(request, block_ids, remote_block_ids, waits=bool(block_ids))
+        source = parameters.get("remote_engine")
+        waits = bool(block_ids)
+        pull = Pull(request, block_ids, remote_block_ids, waits, source)
         self._pulls.append(pull)
         if pull.waits:
             self._pulling.add(request)
@@ -207,8 +210,15 @@ class ConsumerConnector:
         heartbeat = None
         if self.awaited and batch.now_s - self._last_heartbeat_s >= self._heartbeat_s:
             self._last_heartbeat_s = batch.now_s
-            heartbeat = list(self.awaited)
+            heartbeat = self._awaited_by_engine()
         return StepPulls(pulls=pulls, heartbeat=heartbeat)
+
+    def _awaited_by_engine(self) -> dict[Any, list[Request]]:
+        found: dict[Any, list[Request]] = {}
+        for request in self.awaited:
+            source = (request.kv_transfer_params or {}).get("remote_engine")
+            found.setdefault(source, []).append(request)
+        return found
 
     def request_finished(
         self, request: Request, block_ids: BlockIds, num_computed_tokens: int
