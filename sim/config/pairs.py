@@ -16,17 +16,17 @@ _CONNECTORS: Final[dict[str, dict[str, Any]]] = {
 }
 """Keys of each kind, and their defaults."""
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Delay = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class LinksTable(ConfigTable):
     """How engines are connected, and what a transfer costs besides."""
 
     interconnect: str | dict[str, Any] | None = None
-    bytes_per_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
-    latency_s: Seconds = 0.0
-    descriptor_s: Seconds = 0.0
-    handshake_s: Seconds = 0.0
+    bytes_per_s: Annotated[float | None, Field(ge=1e3, allow_inf_nan=False)] = None
+    latency_s: _Delay = 0.0
+    descriptor_s: _Delay = 0.0
+    handshake_s: _Delay = 0.0
 
     @model_validator(mode="after")
     def _one(self) -> LinksTable:

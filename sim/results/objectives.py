@@ -112,6 +112,8 @@ def _meant(name: str) -> str:
     words = name.lower().split("_")
     statistic = next((w for w in words if re.fullmatch(r"p\d+|mean|median", w)), None)
     of = next((word for word in words if word in LATENCIES), None)
+    if re.fullmatch(r"p\d{3,}", statistic or ""):
+        return "; percentiles are below 100"
     if statistic and of:
         return f"; did you mean '{statistic}_{of}_ms'?"
     return did_you_mean(name, EXAMPLES)

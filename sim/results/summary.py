@@ -7,10 +7,11 @@ from functools import cache
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.errors import CostError
 from sim.results import fleets
 from sim.results.group_usage import mean_blocks
 from sim.results.metrics import (
@@ -42,13 +43,28 @@ _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
 _OVERLOAD_SHARE = 0.05
 
 
+LONGEST_S: Final = 1e18
+"""Longest run: of longer ones squares of times may be too large for a number."""
+
+
 def numbers(
     recording: Recording,
     capacity: CapacityEstimate,
     num_requests: int,
     duration_s: float,
 ) -> dict[str, Any]:
-    """Return what was measured, and the engine's resolved arguments."""
+    """Return what was measured, and the engine's resolved arguments.
+
+    Raises
+    ------
+    CostError
+        If the run was so long that its numbers cannot be summed up.
+    """
+    if duration_s > LONGEST_S:
+        raise CostError(
+            f"a run may last {LONGEST_S:g} s at most, got {duration_s:g} s; mend what "
+            f"makes its steps so long, such as cost"
+        )
     summary = throughput(recording.request_table, num_requests, duration_s)
     summary |= latencies(recording.request_table, recording.itl)
     summary |= {

@@ -96,6 +96,15 @@ def test_a_fault_in_a_process_of_a_fleet_is_a_line(
     assert "mine.py:5: KeyError: 'x'; mend your class" in line
 
 
+def test_a_run_that_is_too_long_to_be_summed_up_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = minimal() | {"cost": {"kind": "constant", "step_s": 1e300}}
+    path = write(tmp_path, data)
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert "a run may last 1e+18 s at most, got " in line
+
+
 def test_arrivals_of_ones_own_are_yielded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

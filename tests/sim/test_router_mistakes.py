@@ -219,3 +219,18 @@ def test_a_slow_engine_is_slow_within_reason(factor: float) -> None:
     fleet = fleet_of(2, "least_requests")
     event = {"time_s": 0.0, "kind": "slow", "engine": 0, "factor": factor}
     assert "factor: should be " in refusal(fleet | {"events": [event]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("latency_s", 1e30),
+        ("descriptor_s", 1e30),
+        ("handshake_s", 1e30),
+        ("bytes_per_s", 1e-300),
+    ],
+)
+def test_a_transfer_ends(key: str, value: float) -> None:
+    """A decoder that waits asks for its prompt every few seconds."""
+    links = {"bytes_per_s": 1e9} | {key: value}
+    assert f"links.{key}: should be " in refusal(pair_of(links=links))

@@ -117,3 +117,5 @@ def test_what_was_not_measured_is_not_taken_for_unserved() -> None:
 def test_unknown_objectives_are_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match="did you mean 'p95_ttft_ms'"):
         run_of({"p95_tft_ms": 500})
+    with pytest.raises(ConfigError, match=r"objective; percentiles are below 100 \("):
+        run_of({"p100_ttft_ms": 500})
