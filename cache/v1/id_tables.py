@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -211,24 +212,28 @@ class IdTables:
     def append_rounds(
         self, buckets: Sequence[Mapping[Any, list[int]]], first: int, num_rounds: int
     ) -> list[int]:
-        start = first % len(buckets)
-        rounds = buckets[start : start + num_rounds]
-        while len(rounds) < num_rounds:
-            rounds = [*rounds, *buckets[: num_rounds - len(rounds)]]
-        sizes = [*map(len, rounds)]
+        period = len(buckets)
+        start = first % period
+        stop = start + num_rounds
+        rounds = buckets[start:stop]
+        if stop <= period:
+            sizes = [*map(len, rounds)]
+        else:  # round the corner, and to no bucket twice
+            rounds = [*rounds, *buckets[: min(start, stop - period)]]
+            sizes = ([*map(len, rounds)] * (num_rounds // period + 1))[:num_rounds]
         num_blocks = sum(sizes)
         if self._counts_only:
             if num_blocks > self.num_free_blocks:
                 raise self._lack_of_blocks(num_blocks)
         elif not self._is_stack or self._observer is not None:
-            for opening in rounds:
+            for opening in islice(cycle(rounds), num_rounds):
                 self.append_blocks(opening.values())
             return sizes
         else:
             if num_blocks > len(self._free):
                 self._add_unused(num_blocks)
             pop = self._free.pop
-            for opening in rounds:  # quicker than a chain of a few
+            for opening in islice(cycle(rounds), num_rounds):  # no chain of a few
                 for table in opening.values():
                     table.append(pop())
         self.num_free_blocks -= num_blocks

@@ -57,9 +57,6 @@ class QuietSteps:
         Takes when the steps that were taken began, or None.
     """
 
-    beside: Beside | None = None
-    note_begins: Callable[[list[float]], object] | None = None
-
     def __init__(  # noqa: PLR0917 - the parts of a stretch
         self,
         clock: Any,
@@ -72,6 +69,8 @@ class QuietSteps:
     ) -> None:
         log = recorder.steps
         self.waiting: Sized = ()
+        self.beside: Beside | None = None
+        self.note_begins: Callable[[list[float]], object] | None = None
         self.most = most
         self._log_ends: Callable[[list[float]], object] = log.ends_s.fromlist
         self.note_each: Callable[[list[int]], object] = log.new_blocks.fromlist

@@ -64,6 +64,7 @@ class AheadScheduler(Scheduler):
         super().__init__(settings, cache)
         self.set_aside: list[Request] = []
         self.num_wasted_tokens = 0
+        self._may_end_waiting = False  # a preempted request, by its token in flight
         if self.groups is not None:
             self._group_decodes = self._decodes = AheadGroupDecodeBlocks(
                 *(self.clock, self.groups, self.running, self.prefilling),
@@ -138,40 +139,42 @@ class AheadScheduler(Scheduler):
     # -- between calls --------------------------------------------------------
 
     def note_known(self, requests: Iterable[Request]) -> None:
-        """Make findable what has become known of requests off the clock."""
-        if self.enable_caching:
-            for request in requests:
-                if request in self.running:
-                    num_tokens = min(request.num_computed_tokens, self._most_slots)
-                    if self.groups is not None:
-                        self.groups.register(request, num_tokens)
-                    else:
-                        self.tables.extend(request, num_tokens, num_tokens)
-            if self.groups is not None:
-                self.groups.end_call()  # a state can be hit in the next one
+        """Take note of tokens that have arrived of requests off the clock."""
+        for request in requests:
+            if request not in self.running:
+                self._may_end_waiting = True
+            elif self.enable_caching:
+                num_tokens = min(request.num_computed_tokens, self._most_slots)
+                if self.groups is not None:
+                    self.groups.register(request, num_tokens)
+                else:
+                    self.tables.extend(request, num_tokens, num_tokens)
+        if self.enable_caching and self.groups is not None:
+            self.groups.end_call()  # a state can be hit in the next one
+
+    _release = Scheduler.update  # a method of `self` is found sooner than a class's
 
     def update(self, finished: Sequence[Request]) -> None:
-        if not finished:
-            return
-        if self.prefilling or self.waiting:
-            finished = self._settled(finished)
-        # The step in flight computes another token of those that were decodes.
-        num_decodes = self.clock.num_decodes
-        Scheduler.update(self, finished)
-        self.num_wasted_tokens += num_decodes - self.clock.num_decodes
-
-    def _settled(self, finished: Sequence[Request]) -> Sequence[Request]:
-        """Return those that run; the last tokens of others came after a preemption."""
-        running, prefilling = self.running, self.prefilling
+        if self._may_end_waiting:
+            finished = self._running_of(finished)
+        num_decodes, prefilling = len(finished), self.prefilling
         if prefilling:
-            self.note_known(each for each in finished if each in prefilling)
-        if not self.waiting or running.keys() >= {*finished}:
-            return finished
+            known = [request for request in finished if request in prefilling]
+            if known:
+                self.note_known(known)
+                num_decodes -= len(known)
+        # The step in flight computes another token of those that were decodes.
+        self.num_wasted_tokens += num_decodes
+        self._release(finished)
+
+    def _running_of(self, finished: Sequence[Request]) -> Sequence[Request]:
+        """Return those that run; the last tokens of others came after a preemption."""
+        self._may_end_waiting = False
         for request in finished:
-            if request not in running:
+            if request not in self.running:
                 self.waiting.remove(request)
                 self.tables.free(request)
-        return [request for request in finished if request in running]
+        return [request for request in finished if request in self.running]
 
     def abort(self, request: Request) -> None:
         if request in self.running:

@@ -260,13 +260,13 @@ class Holdings:
             self.begin_decoding([r for r in self.completing if r.status is _RUNNING])
         if not finished:
             return
-        running, prefilling = self.running, self.prefilling
-        leave, free = self.clock.leave, self._free
+        running, prefilling, clock = self.running, self.prefilling, self.clock
+        free = self._free
         for request in finished:
             if request in prefilling:
                 self._end_prefill(request)
             else:
-                leave(request)
+                clock.leave(request)
             del running[request]
             free(request)
         if self.gate.head is not None:
