@@ -44,7 +44,7 @@ COMMANDS = {
     "sweep": "Run a configuration many times, on this machine or on a Ray cluster.",
     "plan": "Find the cheapest way to serve traffic, and how much a configuration "
     "holds.",
-    "size": "Say what to buy to serve traffic within objectives, in one line.",
+    "size": "Say what to buy to serve traffic within objectives.",
     "capacity": "Predict the number of KV blocks, explained GiB by GiB.",
     "decisions": "Write a schedule step by step, or show where two part.",
     "conform": "Compare our scheduler with the installed engine's own, decision by "

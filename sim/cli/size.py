@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -138,6 +139,9 @@ def size(
         _keep(text, write, overwrite=overwrite)
     found = _solve(asked, workers, shown=not json)
     verdict = verdict_of(found.data)
+    if verdict.confidence:
+        sure = f"{verdict.confidence} {question.supposed}".rstrip()
+        verdict = replace(verdict, confidence=sure)
     if json:
         told = {"verdict": verdict.to_dict(), "misfits": list(asked.misfits)}
         console.print_json(told | {"plan": found.data})

@@ -195,3 +195,10 @@ def test_engines_that_are_not_there_are_hatched_and_replicas_drawn() -> None:
     assert requests.get_legend() is not None
     plain = Simulation(parse_config(data_of(TIGHT, fleet_of(3, "random")))).run()
     assert "replicas" not in figures_of(plain)[0]
+    pools = [
+        {"name": role, "replicas": 1, "role": role} for role in ("prefill", "decode")
+    ]
+    apart = fleet_of(1, "random") | {"pools": pools, "links": {"bytes_per_s": 1e10}}
+    pair = Simulation(parse_config(data_of(TIGHT, apart))).run()
+    assert "pools" in figures_of(pair)[0]
+    assert "replicas" not in figures_of(pair)[0]

@@ -15,6 +15,7 @@ from sim.results.differences import short_names
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.studies.planning.spec import parse_prices
+from sim.views.plots.fleets import pool_places
 from tests.sim.test_config import minimal
 from tests.sim.test_fleet_run import TIGHT, data_of, fleet_of
 
@@ -195,3 +196,12 @@ def test_little_traffic_is_told_in_digits_that_differ() -> None:
     told = dict(summary_rows(summary))
     assert told["throughput"].startswith("0.0144 requests/s of 0.0146 offered, 6.1 out")
     assert told["GPU hours"].startswith("0.1119 h")
+
+
+def test_axes_of_engines_name_their_pools() -> None:
+    one = [{"pool": "main", "engine": place} for place in range(3)]
+    assert pool_places(one) == "engine"
+    two = [*one, {"pool": "old", "engine": 3}]
+    assert pool_places(two) == "engine (main 0 to 2, old 3)"
+    many = [{"pool": str(place), "engine": place} for place in range(9)]
+    assert pool_places(many) == "engine"

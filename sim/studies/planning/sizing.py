@@ -80,6 +80,17 @@ class SizeQuestion:
     settings: tuple[str, ...] = ()
     seed: int = 0
 
+    @property
+    def supposed(self) -> str:
+        """How traffic that is given by its means alone is drawn, in a sentence."""
+        if self.trace is not None:
+            return ""
+        return (
+            f"All prompts have {self.input_tokens:,} tokens, all answers "
+            f"{self.output_tokens:,}, and arrivals are Poisson: where traffic varies "
+            f"more, an engine holds less (--trace FILE)."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SizePlan:

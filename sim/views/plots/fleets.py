@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NUM_COLUMNS = 300
 _COLOURS = "cividis"
+_MOST_NAMES = 4
+"""Pools that an axis names."""
 
 
 def mean_usage(steps: StepTable, num_engines: int, edges_s: Floats) -> Floats:
@@ -89,6 +91,20 @@ def _engines(results: Results) -> Figure:
     return figure
 
 
+def pool_places(engines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of an axis of engines: of several pools with their numbers."""
+    pools: dict[str, list[int]] = {}
+    for each in engines:
+        pools.setdefault(each["pool"], []).append(each["engine"])
+    if not 1 < len(pools) <= _MOST_NAMES:
+        return "engine"
+    told = (
+        f"{pool} {min(at)}" + (f" to {max(at)}" if len(at) > 1 else "")
+        for pool, at in pools.items()
+    )
+    return f"engine ({', '.join(told)})"
+
+
 def _loads(engines: Sequence[Mapping[str, Any]]) -> Floats:
     """Return the requests of each engine over the mean of all that do the same."""
     numbers = np.array(
@@ -127,7 +143,7 @@ def _draw_map(axes: Axes, results: Results) -> None:
         markersize=4.0,
         color=style.VERMILLION,
     )
-    axes.set_ylabel("engine")
+    axes.set_ylabel(pool_places(summary["engines"]))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False)
     style.set_time_axis(axes, stop_s)

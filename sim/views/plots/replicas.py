@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from sim.views.plots import style
 
@@ -21,7 +22,9 @@ _NUM_SPANS = 100
 
 def has_changes(results: Results) -> bool:
     """Whether replicas came, or went."""
-    return "up_s" in results.summary and results.recording.fleet_table is not None
+    summary = results.summary
+    could = bool(summary.get("autoscalers") or summary.get("events"))
+    return could and results.recording.fleet_table is not None
 
 
 def replicas_figure(results: Results) -> Figure:
@@ -88,6 +91,7 @@ def _draw_replicas(axes: Axes, table: ResultTable, stop_s: float) -> None:
             below + numbers, edges, baseline=below, fill=True, color=colour, label=label
         )
         below = below + numbers
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("replicas")
 
 
@@ -96,7 +100,7 @@ def _draw_requests(axes: Axes, table: ResultTable, stop_s: float) -> None:
         ("num_running", "running", style.BLUE),
         ("num_waiting", "waiting", style.VERMILLION),
         ("num_held", "before the router", style.BLACK),
-        ("num_transfers", "read", style.GREEN),
+        ("num_transfers", "prompts being read", style.GREEN),
     ):
         edges, numbers = _over_time(table, column, stop_s)
         if column in {"num_running", "num_waiting"} or numbers.any():

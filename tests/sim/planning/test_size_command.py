@@ -63,6 +63,10 @@ def test_the_answer_is_that_of_the_plan_it_writes(
         "requests/s of meta-llama/Llama-3.1-8B within the objectives."
     )
     assert told["verdict"]["one_engine"].startswith("One such engine does not hold it")
+    assert told["verdict"]["confidence"].endswith(
+        "All prompts have 16 tokens, all answers 20, and arrivals are Poisson: where "
+        "traffic varies more, an engine holds less (--trace FILE)."
+    )
     assert "2 engines on 2 h200_sxm each: 15.20" in told["verdict"]["alternatives"][0]
     out = tmp_path / "planned"
     run = ["plan", str(path), "--out", str(out), "--no-figures", "--quiet"]

@@ -10,7 +10,7 @@ from sim.results.compared import compared_lines
 from sim.results.fleets import rows
 from sim.results.pulls import PARTS, in_flight
 from sim.results.verdict import verdict_lines
-from sim.views.plots.fleets import mean_usage
+from sim.views.plots.fleets import mean_usage, pool_places
 from sim.views.report.charts import Axis, Bars, Chart, Heat, Line, Panel, Points, Stack
 from sim.views.report.html import (
     Markup,
@@ -127,7 +127,12 @@ def _map(run: Run, clock: Clock) -> Chart:
         f"engines-{run.number}",
         "Share of KV blocks in use of every engine over time; hatched where it was "
         f"dead, off or starting. {told}",
-        (Panel(Axis("engine", low=-0.5, high=len(engines) - 0.5), tuple(series)),),
+        (
+            Panel(
+                Axis(pool_places(engines), low=-0.5, high=len(engines) - 0.5),
+                tuple(series),
+            ),
+        ),
         x=clock.axis(),
         height_px=min(200 + _ROW_PX * len(engines), 700),
     )
@@ -340,7 +345,7 @@ def _series(runs: Sequence[Run], run: Run, series: ResultTable, clock: Clock) ->
         (queues, "num_running", "running", "run-1"),
         (queues, "num_waiting", "waiting", "run-4"),
         (queues, "num_held", "before the router", "ink"),
-        (queues, "num_transfers", "read", "part-3"),
+        (queues, "num_transfers", "prompts being read", "part-3"),
     ):
         if column == "num_held":  # one queue before all pools
             values: Floats = np.zeros(len(times_s))
