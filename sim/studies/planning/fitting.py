@@ -56,7 +56,7 @@ class Misfit:
 def misfit_of(engine: EngineConfig) -> Misfit | None:
     """Return by how much an engine's model does not fit, or None if it does.
 
-    Raises ConfigError for what no memory would mend, such as heads that the ranks do
+    Raises CapacityError for what no memory would mend, such as heads that the ranks do
     not divide.
     """
     if fits(engine):

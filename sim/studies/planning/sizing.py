@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sim.config.files import override
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
-from sim.errors import CapacityError, ConfigError
+from sim.errors import CapacityError, ConfigError, UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.simulation.workload import make_workload
@@ -245,7 +245,7 @@ def _candidates(
     none.
     """
     model, tables, misfits = load_model(question.model).name, [], []
-    refusals: list[ConfigError] = []
+    refusals: list[UserError] = []
     for gpu in gpus:
         fitting: list[int] = []
         largest = None
@@ -254,7 +254,7 @@ def _candidates(
             config = parse_config({"workload": data["workload"], "engine": own})
             try:
                 misfit = misfit_of(config.engine)
-            except ConfigError as error:
+            except UserError as error:
                 refusals.append(error)
                 continue
             if misfit is None:

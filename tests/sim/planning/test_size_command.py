@@ -316,3 +316,18 @@ def test_a_trace_is_resampled_at_the_rate_that_is_asked(tmp_path: Path) -> None:
     assert asked["trace"]["rate_scale"] == pytest.approx(2.0, rel=0.01)
     assert asked["resample"]["window_s"] == pytest.approx(30, rel=0.01)
     assert asked["resample"]["num_windows"] == 30
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "ranks"),
+    [
+        ("Qwen2-7B", "a100", [1, 2, 4]),  # 28 heads
+        ("phi-4", "h100", [1, 2]),  # ten KV heads
+    ],
+)
+def test_ranks_that_do_not_divide_the_model_are_left_out(
+    model: str, gpu: str, ranks: list[int]
+) -> None:
+    plan = plan_of(question(model=model, gpus=(gpu,))).data
+    (table,) = plan["candidates"]
+    assert table["tensor_parallel_size"] == ranks
