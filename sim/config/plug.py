@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,7 +105,7 @@ def build(
     cls = table[kind] if kind in table else _load(kind, table, where)
     given = {key: value for key, value in config.items() if key != "kind"}
     context = context(cls) if callable(context) else context or {}
-    parameters = inspect.signature(cls).parameters
+    parameters = _parameters(cls)
     settable = [name for name in parameters if name not in context]
     if not _takes_any(parameters):
         _refuse_unknown(given, [*settable, *more_keys], where, kind)
@@ -131,7 +132,7 @@ def _wanted(cls: type) -> set[str] | None:
     A constructor with ``**more`` is taken to hand them on to the next one in line, as
     ``super().__init__(*args, **more)`` does.
     """
-    parameters = inspect.signature(cls).parameters
+    parameters = _parameters(cls)
     names = _named(parameters)
     if not _takes_any(parameters):
         return names
@@ -139,11 +140,16 @@ def _wanted(cls: type) -> set[str] | None:
         own = vars(base).get("__init__")
         if own is None:
             continue
-        parameters = inspect.signature(own).parameters
+        parameters = _parameters(own)
         names |= _named(parameters)
         if not _takes_any(parameters):
             return names
     return None
+
+
+@lru_cache(maxsize=256)
+def _parameters(source: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(source).parameters
 
 
 def _named(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
@@ -215,9 +221,8 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         if _roles_in(hints[name]):
             typed[name] = _filled(hints[name], value, f"{where}.{name}")
             continue
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(hints[name])
-        except (PydanticUserError, PydanticSchemaGenerationError):
+        adapter = _adapter(cls, name)
+        if adapter is None:
             continue  # not a plain type: the constructor will judge
         try:
             # As JSON, a list may stand for a tuple, but never a bool for a number.
@@ -235,6 +240,15 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
                 hint = f"; write {written}"
             raise ConfigError(f"{where}.{name}: {rule}, got {value!r}{hint}") from error
     return typed
+
+
+@lru_cache(maxsize=1024)
+def _adapter(cls: type, name: str) -> TypeAdapter[Any] | None:
+    """Return how an argument is checked, or None where its type is not a plain one."""
+    try:
+        return TypeAdapter(_hints(cls)[name])
+    except (PydanticUserError, PydanticSchemaGenerationError):
+        return None
 
 
 def _roles_in(hint: Any) -> list[Any]:
@@ -275,7 +289,8 @@ def _filled_choice(parts: tuple[Any, ...], value: Any, where: str) -> Any:
     return _filled((named or fillable)[0], value, where)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _hints(cls: type) -> Mapping[str, Any]:
     """Annotations of the constructor's arguments, as far as they resolve."""
     hints: dict[str, Any] = {}
     for source in (cls, getattr(cls, "__init__")):  # noqa: B009

@@ -122,14 +122,17 @@ def test_fast_and_stepwise_fleets_with_a_pool_agree() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e8, 2e10])
-def test_a_dead_engine_lets_go_of_the_pool_and_finds_it_again(rate: float) -> None:
+def test_a_dead_engine_lets_go_of_the_pool_and_finds_it_again(
+    rate: float, *, is_quick: bool
+) -> None:
     events = [
         {"time_s": 1.2, "kind": "die", "engine": 1},
         {"time_s": 2.0, "kind": "start", "engine": 1},
         {"time_s": 2.5, "kind": "die", "engine": 0, "requests": "retry"},
     ]
     tier = POOL | {"read_bytes_per_s": rate, "write_bytes_per_s": rate}
-    result = run(tier, fleet=fleet(2, events=events), check_every=1)
+    check_every = 7 if is_quick else 1
+    result = run(tier, fleet=fleet(2, events=events), check_every=check_every)
     assert result.summary["completed"] == 108
     assert result.summary["num_retried"] > 0
     requests = result.requests
@@ -169,12 +172,13 @@ def test_tiers_of_all_engines_are_drawn_together() -> None:
     assert "tier_ttft" in figures
 
 
-def test_what_a_dead_engine_held_is_gone() -> None:
+def test_what_a_dead_engine_held_is_gone(*, is_quick: bool) -> None:
     events = [
         {"time_s": 1.2, "kind": "die", "engine": 1},
         {"time_s": 3.0, "kind": "start", "engine": 1},
     ]
-    result = run(DISK, fleet=fleet(2, events=events), check_every=1)
+    check_every = 7 if is_quick else 1
+    result = run(DISK, fleet=fleet(2, events=events), check_every=check_every)
     summary, held = result.summary, result.recording.tier_table
     whole = run(DISK, fleet=fleet(2)).summary
     assert summary["num_tier_chunks"] == whole["num_tier_chunks"]

@@ -88,11 +88,11 @@ def drawn(draw: Random) -> dict[str, Any]:
     }
 
 
-def prove(seed: int) -> dict[str, Any]:
+def prove(seed: int, check_every: int = 1) -> dict[str, Any]:
     config = drawn(Random(seed))
     config["engine"]["engine_version"] = Random(f"release {seed}").choice(RELEASES)
     simulation = Simulation(parse_config(config))
-    result = simulation.run(check_every=1)
+    result = simulation.run(check_every=check_every)
     rows = result.requests
     assert not rows["status"].isin(["waiting", "running", "preempted"]).any()
     scheduler: Any = simulation.scheduler
@@ -108,8 +108,8 @@ def prove(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", FEW)
-def test_nothing_is_lost_whatever_happens(seed: int) -> None:
-    prove(seed)
+def test_nothing_is_lost_whatever_happens(seed: int, *, is_quick: bool) -> None:
+    prove(seed, check_every=7 if is_quick else 1)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
-    folded = {known.lower(): entry for known, entry in _index().items()}
+    folded = _folded()
     entry = folded.get(name.lower())
     if entry is None:
         owner, _, _ = name.lower().rpartition("/")
@@ -137,6 +137,12 @@ def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
         return None
     file_name, quantization = entry
     return _bundled_json(file_name), quantization
+
+
+@cache
+def _folded() -> dict[str, tuple[str, str | None]]:
+    """Map every bundled name, in small letters, to its file and scheme."""
+    return {name.lower(): entry for name, entry in _index().items()}
 
 
 _UNTOLD = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"})
