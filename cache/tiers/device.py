@@ -23,8 +23,8 @@ class TierJob:
         Of the chunks.
     client
         Of the device.
-    submit_s, begin_s, end_s
-        When it was submitted, began and ended; NaN before.
+    begin_s, end_s
+        When it began and ended; NaN before.
     """
 
     __slots__ = (
@@ -36,14 +36,13 @@ class TierJob:
         "keys",
         "rest_bytes",
         "rest_s",
-        "submit_s",
     )
 
     def __init__(self, keys: Sequence[int], *, is_load: bool, client: int = 0) -> None:
         self.is_load = is_load
         self.keys = keys
         self.client = client
-        self.submit_s = self.begin_s = self.end_s = float("nan")
+        self.begin_s = self.end_s = float("nan")
         self.rest_s = 0.0  # of latencies
         self.rest_bytes = 0.0
         self.by_reader = False
@@ -152,17 +151,9 @@ class TierDevice:
         self.busy_s = 0.0
         self.ended: list[TierJob] = []
 
-    @property
-    def num_jobs(self) -> int:
-        """Jobs that have not ended."""
-        queues = (own.queues for own in self._clients.values())
-        waiting = (len(q[True]) + len(q[False]) for q in queues)
-        return len(self._active) + sum(waiting)
-
     def submit(self, job: TierJob, now_s: float) -> None:
         """Let a job begin now, or when a thread is idle."""
         self.follow(now_s)
-        job.submit_s = now_s
         job.rest_s = self._latency_s * len(job.keys)
         num_bytes = self._chunk_bytes * len(job.keys)
         job.rest_bytes = float(num_bytes)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cache.v1.runs.tables import RunTables
 from sim.costs.slowed import Slowed
 from sim.engine.apart import Deal, EnginesApart
 from sim.engine.balancer import LoadBalancer
@@ -198,7 +197,7 @@ class Fleet:
             tables = scheduler.tables
             if not scheduler.enable_caching:
                 found.append(0)
-            elif type(tables) is RunTables:
+            elif scheduler.groups is None:  # blocks go run by run
                 if tables.block_size != size:
                     size = tables.block_size
                     runs, num_blocks = tokens.block_runs(size), num_tokens // size

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from sim.costs.ahead import HostAhead
 from sim.costs.lock_step import Together, steps_together
 from sim.engine.balancer import Load, LoadBalancer
-from sim.engine.engines import Engines
+from sim.engine.engines import Engines, horizon_of
 from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
+from sim.engine.scrapes import load_of
 from sim.errors import ConfigError
 from sim.results.metrics import cache_and_queues, latencies, throughput
 from workloads.sums import added
@@ -103,10 +104,7 @@ def make_engines(
     ]
 
     def loads() -> list[Load]:
-        return [
-            Load(each.num_waiting, each.num_running, each.cache_usage().kv_cache_usage)
-            for each in schedulers
-        ]
+        return [load_of(engine) for engine in engines]
 
     num_servers = config.api_server_count or len(engines)
     balancer = LoadBalancer(env, loads, len(engines), num_servers)
@@ -128,16 +126,9 @@ def let_run_ahead(engines: Engines) -> None:
 
     Requests must come by `Engines.announced`, whatever becomes of those before.
     """
-    env, balancer = engines.env, engines.router
+    balancer = engines.router
     assert isinstance(balancer, LoadBalancer)
-
-    def horizon() -> float:
-        # while the coordinator sleeps the end of any request wakes it
-        read_s = balancer.next_s
-        if read_s < env.now:
-            return env.peek()
-        return min(engines.next_arrival_s, read_s)
-
+    horizon = horizon_of(engines, [balancer], heeds_arrivals=True)
     for engine in engines.engines:
         engine.horizon = horizon
 
