@@ -84,7 +84,7 @@ class RunConfig(ConfigTable):
         return self
 
     def _check_ranks(self, engine: EngineConfig, pool: PoolTable) -> None:
-        """Refuse ranks of replicas that come and go, and of those with a role."""
+        """Refuse ranks of replicas that come and go, or with servers of their own."""
         fleet, number = self.fleet, engine.data_parallel_size
         assert fleet is not None
         if number == 1:
@@ -96,12 +96,6 @@ class RunConfig(ConfigTable):
                     f"not built, got data_parallel_size {number} of pool {pool.name}; "
                     f"remove one of them"
                 )
-        if pool.role != "serve":
-            raise ValueError(
-                f"fleet: data-parallel ranks of {pool.role} engines are not built, got "
-                f"data_parallel_size {number} of pool {pool.name}; remove it, or the "
-                f"roles"
-            )
         if engine.api_server_count:
             raise ValueError(
                 f"fleet: the router chooses the rank, and no API server of the "

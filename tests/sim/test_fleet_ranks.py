@@ -148,3 +148,37 @@ def test_what_is_not_built_is_a_line(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_config(data_of(EXPERTS | engine, fleet_of("random", (2, 3)) | fleet))
+
+
+PD = {"links": {"bytes_per_s": 20e9}, "decode_router": {"kind": "least_requests"}}
+
+
+def pools_apart(prefill: tuple[int, int], decode: tuple[int, int]) -> dict[str, Any]:
+    """Return pools of so many replicas of so many ranks that prefill, and decode."""
+    pools = fleet_of("least_requests", prefill, decode)["pools"]
+    for pool, role in zip(pools, ("prefill", "decode"), strict=True):
+        pool |= {"name": role, "role": role}
+    return {"pools": pools, "router": {"kind": "least_requests"}} | PD
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_ranks_without_experts_hand_prompts_on_as_replicas_do(stepwise: bool) -> None:
+    def run(fleet: dict[str, Any]) -> Any:
+        config = parse_config(data_of(TIGHT, fleet, 60, 40.0))
+        return Simulation(config, stepwise=stepwise).run()
+
+    ranks, replicas = (
+        run(pools_apart((1, 2), (2, 2))),
+        run(pools_apart((2, 1), (4, 1))),
+    )
+    for name in ("requests", "steps", "preemptions"):
+        pd.testing.assert_frame_equal(getattr(ranks, name), getattr(replicas, name))
+    assert ranks.summary["transfers"] == replicas.summary["transfers"]
+    assert ranks.requests["engine"].nunique() == 4
+    assert ranks.requests["prefill_engine"].nunique() == 2
+
+
+def test_ranks_that_divide_experts_have_no_role() -> None:
+    fleet = pools_apart((1, 2), (1, 1))
+    with pytest.raises(ConfigError, match="ranks of prefill engines are built of mod"):
+        Simulation(parse_config(data_of(EXPERTS, fleet, 4, 10.0)))
