@@ -77,9 +77,13 @@ class RoutedExperts:
     token_memory_s: float = 0.0
     token_compute_s: float = 0.0
     """For a token with all that it chooses, were they on one GPU."""
+    start_s: float = 0.0
+    """To start and drain the kernels of all layers, beyond those of dense MLPs."""
 
     def seconds(self, num_tokens: int) -> float:
         """Return seconds for so many tokens, of all data-parallel ranks."""
+        if not num_tokens:
+            return 0.0
         total, chosen = self.num_experts, self.experts_per_token
         if self.are_whole and self.num_ranks > 1:
             touched, rows = busiest_rank(total, chosen, num_tokens, self.num_ranks)
@@ -88,7 +92,7 @@ class RoutedExperts:
             touched, tokens = touched_experts(total, chosen, num_tokens), num_tokens
         memory_s = self.expert_s * touched + self.token_memory_s * tokens
         compute_s = self.token_compute_s * tokens
-        return sqrt(memory_s * memory_s + compute_s * compute_s)
+        return self.start_s + sqrt(memory_s * memory_s + compute_s * compute_s)
 
     def spread_s(self, num_tokens: int, num_layers: int) -> float:
         """Return by how much the choice of tokens moves nine steps of ten, in seconds.

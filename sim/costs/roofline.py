@@ -36,6 +36,7 @@ from sim.costs.volumes import (
     elementwise_elements,
     is_mixture,
     mixed_layers,
+    own_flops_per_s,
     pair_flops,
     state_layers,
 )
@@ -168,18 +169,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         halves = dtype_bytes(self.model.dtype) // 2
         return self.gpu.bf16_flops_per_s * efficiency / halves
 
-    def _gemm_peak(self, scheme: QuantizationScheme | None, efficiency: float) -> float:
-        peak = None
-        if scheme is not None and scheme.multiplies_fp4:
-            peak = self.gpu.fp4_flops_per_s
-        elif scheme is not None and scheme.quantized_activation:
-            peak = self.gpu.fp8_flops_per_s
-        if peak is None:
-            # weights alone are quantised: the kernel multiplies in bf16
-            return self._peak(efficiency)
-        ratio = self.products(has_fp8=True).compute / self.products().compute
-        return peak * efficiency * ratio
-
     def _multiplies_fp8(self, scheme: QuantizationScheme | None) -> bool:
         return (
             scheme is not None
@@ -202,15 +191,21 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._dense = WeightProduct(
             dense.bytes / bandwidth,
             dense.activations * itemsize / bandwidth,
-            self._compute_s(dense, scheme, self.products().compute),
+            self._compute_s(
+                dense,
+                scheme,
+                self.products().compute,
+                self.products(has_fp8=True).compute,
+            ),
             products.sharpness,
         )
         if not experts.elements:
             return
         held, _ = ranks.of(self.model, tp)
         chosen = self.model.num_experts_per_tok / held
-        memory, compute = self.expert_efficiencies()
-        bandwidth = self._bandwidth(memory)
+        reached = self.reached()
+        bandwidth = self._bandwidth(reached["moe_bandwidth_efficiency"])
+        compute = reached["moe_compute_efficiency"]
         traffic = experts.activations * chosen * itemsize
         expert_s = experts.bytes / held / bandwidth
         experts.scale_elements(chosen)
@@ -221,15 +216,23 @@ class RooflineCost(RooflineParameters, FormulaCost):
             self.enable_expert_parallel,
             expert_s,
             traffic / bandwidth,
-            self._compute_s(experts, scheme, compute),
+            self._compute_s(experts, scheme, compute, compute),
+            self.model.num_moe_layers * reached["moe_layer_latency_s"],
         )
 
     def _compute_s(
-        self, volume: Volume, scheme: QuantizationScheme | None, efficiency: float
+        self,
+        volume: Volume,
+        scheme: QuantizationScheme | None,
+        plain: float,
+        quantised: float,
     ) -> float:
         """Return seconds to multiply one token, each tensor in its own precision."""
-        seconds = 2.0 * volume.quantised_elements / self._gemm_peak(scheme, efficiency)
-        return seconds + 2.0 * volume.plain_elements / self._peak(efficiency)
+        units = own_flops_per_s(scheme, self.gpu)
+        # weights alone are quantised: the kernel multiplies in bf16
+        peak = self._peak(plain) if units is None else units * quantised
+        seconds = 2.0 * volume.quantised_elements / peak
+        return seconds + 2.0 * volume.plain_elements / self._peak(plain)
 
     def _derive_attention(self) -> None:
         model, tp = self.model, self.tensor_parallel_size

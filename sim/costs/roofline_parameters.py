@@ -19,12 +19,17 @@ from sim.costs.efficiencies import (
     BY_CHIP,
     CHIP_SOURCE,
     CHOICES,
-    COMMON,
     Choice,
     Products,
     efficiencies_of,
 )
 from sim.costs.exchange import Exchange, Nodes, token_bytes
+from sim.costs.expert_kernels import (
+    EXPERT_KERNELS,
+    START_INTERVAL_S,
+    reached_by_key,
+)
+from sim.costs.sources import factor, parameter
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves the annotations
@@ -52,10 +57,6 @@ _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", 
 together in mixed batches too (FlashAttention 3 ``should_pack_gqa`` with varlen
 queries; Blackwell data-centre parts run decodes apart)."""
 
-_MXFP4_EXPERTS: Final = (0.6, 0.26)
-"""Shares of bandwidth and of peak that experts of four-bit floats reach on those GPUs,
-whose kernels unpack them: MoE tables of h100, h200 and b200 (0.41 to 0.76, and 0.19 to
-0.26). Elsewhere (l40s, RTX PRO 6000: Marlin) they are as fast as others."""
 _FA2_DECODE_TILE_TOKENS: Final = 80
 """Query rows that FlashAttention 2 spends on a decode of a mixed batch: ``kBlockM``
 of its split-KV kernel is 64; 80 at the efficiency of prefill fits the mixed tables of
@@ -68,24 +69,6 @@ _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
 Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
-
-
-def _parameter(
-    default: float | None,
-    unit: str,
-    source: str,
-    interval: tuple[float, float] | None = None,
-) -> Any:
-    """Declare a parameter with what `describe` tells of it."""
-    told: dict[str, Any] = {"unit": unit, "source": source}
-    return field(
-        default=default,
-        metadata=told if interval is None else told | {"interval": list(interval)},
-    )
-
-
-def _factor(default: float, source: str) -> Any:
-    return field(default=default, metadata={"unit": "factor", "source": source})
 
 
 ATTENTION_EFFICIENCY: Final = 0.6
@@ -111,8 +94,11 @@ class RooflineParameters:
         Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
     fp8_gemm_compute_efficiency
         Share of the FP8 peak, for checkpoints with FP8 weights and activations.
-    moe_compute_efficiency
-        Share of peak that the fused expert GEMM reaches.
+    moe_bandwidth_efficiency, moe_compute_efficiency
+        Shares of bandwidth and of peak that kernels of routed experts reach.
+    moe_layer_latency_s
+        Seconds a layer of them takes to start and drain its kernels, beyond what
+        `layer_latency_s` has of a dense MLP.
     decode_bandwidth_efficiency, fp8_decode_bandwidth_efficiency
         Shares of bandwidth at which decodes read the KV cache, in the model's
         precision and in FP8.
@@ -204,88 +190,90 @@ class RooflineParameters:
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
 
-    gemm_compute_efficiency: float | None = _parameter(
+    gemm_compute_efficiency: float | None = parameter(
         None, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
     )
-    gemm_bandwidth_efficiency: float | None = _parameter(
+    gemm_bandwidth_efficiency: float | None = parameter(
         None, "share", f"GEMMs with weights above 40 MB, {_AIC}"
     )
-    fp8_gemm_compute_efficiency: float | None = _parameter(
+    fp8_gemm_compute_efficiency: float | None = parameter(
         None, "share", "FP8 GEMMs, aiconfigurator tables of h100 and h200"
     )
-    moe_compute_efficiency: float = _parameter(
-        0.5, "share", f"moe.csv of Qwen3-30B-A3B, {_RTX}"
+    moe_bandwidth_efficiency: float | None = parameter(None, "share", EXPERT_KERNELS)
+    moe_compute_efficiency: float | None = parameter(None, "share", EXPERT_KERNELS)
+    moe_layer_latency_s: float | None = parameter(
+        None, "s/layer", EXPERT_KERNELS, START_INTERVAL_S
     )
-    decode_bandwidth_efficiency: float | None = _parameter(
+    decode_bandwidth_efficiency: float | None = parameter(
         None, "share", f"decode attention beyond L2, {_AIC}; {_RTX}"
     )
-    fp8_decode_bandwidth_efficiency: float | None = _parameter(
+    fp8_decode_bandwidth_efficiency: float | None = parameter(
         None, "share", "decode attention, fp8 KV, aiconfigurator, h100 and h200"
     )
-    decode_sequence_head_s: float = _parameter(
+    decode_sequence_head_s: float = parameter(
         15e-9, "s/(sequence*KV head)", f"decode attention, {_AIC}"
     )
-    prefill_attention_efficiency: float = _parameter(
+    prefill_attention_efficiency: float = parameter(
         ATTENTION_EFFICIENCY, "share", f"prefill attention, {_AIC}; {_RTX}"
     )
-    prefill_tile_tokens: float = _parameter(
+    prefill_tile_tokens: float = parameter(
         270.0, "tokens/chunk", f"prefill attention, {_AIC}; {_RTX}"
     )
     mixed_decode_tile_tokens: int | None = field(
         default=None,
         metadata={"unit": "tokens/decode", "source": f"mixed batches, {_RTX}"},
     )
-    elementwise_bandwidth_efficiency: float = _parameter(
+    elementwise_bandwidth_efficiency: float = parameter(
         0.8,
         "share",
         "between Vidur h100 (slower, not fused) and dense.csv, "
         f"{_RTX} (faster, in 128 MB of L2)",
     )
-    sampler_bytes_per_logit: float = _parameter(
+    sampler_bytes_per_logit: float = parameter(
         6.0, "bytes", f"per_sequence.csv, {_RTX}"
     )
-    swap_efficiency: float = _parameter(
+    swap_efficiency: float = parameter(
         0.8, "share", f"51 of 64 GB/s in long batches of 64 KiB, H100, {_SMALL_PAGES}"
     )
-    swap_kernel_efficiency: float = _parameter(
+    swap_kernel_efficiency: float = parameter(
         0.45,
         "share",
         "12.5 of 32 GB/s on A100 (vLLM pull request 11531), between 27 and 40 of 64 "
         f"on H100 ({_SMALL_PAGES})",
     )
-    swap_fixed_s: float = _parameter(
+    swap_fixed_s: float = parameter(
         20e-6, "s/transfer", "estimate: a call, an event and the first copy"
     )
-    swap_call_s: float = _parameter(
+    swap_call_s: float = parameter(
         4e-6, "s/copy", f"4,096 and 10,240 copies of 32 KiB one by one, H100, {_BATCH}"
     )
-    swap_descriptor_s: float = _parameter(
+    swap_descriptor_s: float = parameter(
         0.5e-6, "s/piece", f"pages of 8, 28 and 32 KiB, H100, {_BATCH}; {_SMALL_PAGES}"
     )
-    swap_dma_s: float = _parameter(
+    swap_dma_s: float = parameter(
         0.15e-6, "s/piece", "estimate: 8 KiB at 12 to 15 GB/s leave no more"
     )
-    swap_step_factor: float = _factor(
+    swap_step_factor: float = factor(
         1.02, "estimate: a transfer takes 1 to 2 % of the memory's bandwidth"
     )
-    swap_transfer_factor: float = _factor(1.0, "estimate")
-    copy_efficiency: float = _parameter(0.8, "share", "estimate: as element-wise")
-    copy_fixed_s: float = _parameter(
+    swap_transfer_factor: float = factor(1.0, "estimate")
+    copy_efficiency: float = parameter(0.8, "share", "estimate: as element-wise")
+    copy_fixed_s: float = parameter(
         10e-6, "s/step", "estimate: the pairs to the GPU and one launch"
     )
-    layer_latency_s: float = _parameter(
+    layer_latency_s: float = parameter(
         40e-6,
         "s/layer",
         f"intercepts: 4 GEMMs of 3.5 us, attention 14 us, 5 others of 2.4 us; {_AIC}",
     )
-    step_overhead_s: float = _parameter(
+    step_overhead_s: float = parameter(
         1.5e-3,
         "s/step",
         "between what serving runs ask for: 1 ms (vLLM 0.19.0, RTX PRO 6000), 2 ms "
         "(vLLM 0.12.0, 4 x H100)",
         (1e-3, 2e-3),
     )
-    request_overhead_s: float = _parameter(
+    request_overhead_s: float = parameter(
         5e-6,
         "s/request",
         "estimate: sampling metadata and detokenising",
@@ -293,8 +281,8 @@ class RooflineParameters:
     )
 
     def check(self) -> None:
-        for parameter in fields(self):
-            self._check_number(parameter.name, parameter.metadata.get("unit", "choice"))
+        for one in fields(self):
+            self._check_number(one.name, one.metadata.get("unit", "choice"))
         if self.efficiencies not in CHOICES:
             raise ConfigError(
                 f"efficiencies must be one of {', '.join(CHOICES)}; "
@@ -339,8 +327,8 @@ class RooflineParameters:
             at_least_zero(key, value)
 
     def reached(self) -> dict[str, float]:
-        """Return what each efficiency of the GPU is, by its key."""
-        found = efficiencies_of(self.gpu, self.efficiencies).by_key()
+        """Return what kernels of the GPU reach, by the key that would set it."""
+        found = reached_by_key(self.model, self.gpu, self.efficiencies)
         given = ((key, getattr(self, key)) for key in found)
         return found | {key: value for key, value in given if value is not None}
 
@@ -414,15 +402,6 @@ class RooflineParameters:
     def kv_itemsize_bytes(self) -> int:
         return kv_itemsize_bytes(self.model, self.kv_cache_dtype)
 
-    def expert_efficiencies(self) -> tuple[float, float]:
-        """Return the shares of bandwidth and of peak that routed experts reach."""
-        given = self.gemm_bandwidth_efficiency
-        memory = COMMON.products.bandwidth if given is None else given
-        usual = memory, self.moe_compute_efficiency
-        if self.model.quantization != "mxfp4" or not self._is_data_centre():
-            return usual
-        return min(usual[0], _MXFP4_EXPERTS[0]), min(usual[1], _MXFP4_EXPERTS[1])
-
     def _is_data_centre(self) -> bool:
         return self.gpu.name.lower().startswith(_PACKED_GPUS)
 
@@ -457,10 +436,9 @@ class RooflineParameters:
 
     def describe(self) -> dict[str, Any]:
         parameters = {
-            parameter.name: {"value": getattr(self, parameter.name)}
-            | dict(parameter.metadata)
-            for parameter in fields(self)
-            if parameter.metadata.get("unit", "choice") != "choice"
+            one.name: {"value": getattr(self, one.name)} | dict(one.metadata)
+            for one in fields(self)
+            if one.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         if not self.host_rule.is_hidden:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.scheduler.generation import SCHEDULE_REQUEST_S
@@ -31,6 +32,25 @@ _SCHEDULING: Final = (
     "A100 (vLLM, pull request 23914)"
 )
 _SCHEDULING_S: Final = [11e-6, 17e-6]
+
+
+def parameter(
+    default: float | None,
+    unit: str,
+    source: str,
+    interval: tuple[float, float] | None = None,
+) -> Any:
+    """Declare a parameter with what `describe` tells of it."""
+    told: dict[str, Any] = {"unit": unit, "source": source}
+    return field(
+        default=default,
+        metadata=told if interval is None else told | {"interval": list(interval)},
+    )
+
+
+def factor(default: float, source: str) -> Any:
+    """Declare a parameter that multiplies a time."""
+    return field(default=default, metadata={"unit": "factor", "source": source})
 
 
 def scheduling_told(given_s: float | None, rule: HostRule) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sim.hardware.models.weights import TensorRole, is_quantised
 
 if TYPE_CHECKING:
     from sim.costs.roofline_parameters import RooflineParameters
+    from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.layers import StateShape
     from sim.hardware.models.quantization import QuantizationScheme
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 NO_GEMM: Final = frozenset({TensorRole.EMBEDDING, TensorRole.SMALL, TensorRole.DERIVED})
 """Tensors that are no linear layer of a transformer layer; the head is its own part."""
+
+
+def own_flops_per_s(scheme: QuantizationScheme | None, gpu: GpuSpec) -> float | None:
+    """Return the peak of the units that a scheme has to itself; None of 16 bits."""
+    if scheme is not None and scheme.multiplies_fp4:
+        return gpu.fp4_flops_per_s
+    if scheme is not None and scheme.quantized_activation:
+        return gpu.fp8_flops_per_s
+    return None
 
 
 class Volume:

@@ -124,11 +124,12 @@ def test_experts_over_more_gpus_are_read_faster() -> None:
             gpu=H200,
             data_parallel_size=dp,
             enable_expert_parallel=True,
+            moe_layer_latency_s=0.0,
         )
         return model.together([decodes(tokens // dp, tokens)] * dp)[0]
 
-    # 44 MB an expert, 58 layers, 32 on each of eight GPUs, at 0.86 of 4.8 TB/s
-    all_read_s = 32 * 58 * 3 * 7168 * 2048 / (0.86 * 4.8e12)
+    # 44 MB an expert, 58 layers, 32 on each of eight GPUs, at 0.84 of 4.8 TB/s
+    all_read_s = 32 * 58 * 3 * 7168 * 2048 / (0.84 * 4.8e12)
     assert experts_s(8, 600) == pytest.approx(all_read_s, rel=0.1)
     assert experts_s(16, 600) < 0.6 * experts_s(8, 600)
 

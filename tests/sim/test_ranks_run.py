@@ -150,7 +150,7 @@ def test_ranks_space_prefills_by_a_count_that_they_share(
         own = MIXTRAL | {"async_scheduling": ahead, "engine_version": version}
         own |= {"num_gpu_blocks_override": 400, "prefill_schedule_interval": interval}
         data = data_of(own)
-        data["workload"]["synthetic"]["arrivals"]["rate"] = 15.0
+        data["workload"]["synthetic"]["arrivals"]["rate"] = 18.0
         results = Simulation(parse_config(data)).run(check_every=20)
         steps = results.steps
         steps["turn"] = steps.groupby("rank").cumcount()

@@ -177,14 +177,63 @@ OSS: Final = Unseen(
 """A closed loop of 1,024 tokens in and out, a fifth fewer at least (InferenceX, issue
 828; arguments by its ``gptoss_fp4_h100.sh`` of that day). Its release is not known
 here for windows; 0.33 is taken."""
-RUNS: Final = (ROOMY, FULL, SMALL, OSS)
+
+
+def _alone(prompt: int, output: int, num_requests: int, tpot_ms: float) -> Point:
+    """One user that asks again at once."""
+    return Point(num_requests, _fixed(prompt), _fixed(output), tpot_ms, num_users=1)
+
+
+def _qwen(name: str, *points: Point) -> Unseen:
+    engine = {"model": f"Qwen/{name}", "gpu": "a100_sxm", "engine_version": "0.9"}
+    return Unseen(f"vLLM, {name}, A100, one user", MappingProxyType(engine), points)
+
+
+QWEN_TINY: Final = _qwen(
+    "Qwen3-0.6B",
+    *(_alone(128, 128, 8, 4.2), _alone(128, 1024, 4, 4.2), _alone(1024, 128, 4, 4.4)),
+)
+"""Of June and July 2025 (tt-inference-server, issue 340). Release and form of the GPU
+are not told: 0.9, the newest of those days, and SXM are taken."""
+QWEN_SMALL: Final = _qwen(
+    "Qwen3-1.7B",
+    *(_alone(128, 128, 8, 4.6), _alone(128, 1024, 4, 4.7)),
+    *(_alone(1024, 128, 4, 4.8), _alone(2048, 128, 4, 5.0)),
+)
+QWEN_MOE: Final = _qwen(
+    "Qwen3-30B-A3B",
+    *(_alone(128, 128, 8, 9.6), _alone(128, 1024, 4, 9.7), _alone(1024, 128, 4, 9.8)),
+    *(_alone(4096, 128, 2, 10.3), _alone(8192, 128, 2, 10.6)),
+)
+QWEN_MOE_H100: Final = Unseen(
+    "vLLM 0.10, Qwen3-30B-A3B, H100, 10 users",
+    MappingProxyType(
+        {
+            "model": "Qwen/Qwen3-30B-A3B",
+            "gpu": "h100_sxm",
+            "engine_version": "0.10",
+            "enable_prefix_caching": True,
+        }
+    ),
+    (Point(100, _fixed(2048), _fixed(1016), 13.18, num_users=10),),
+)
+"""Of random tokens, with the release's default tiles (vLLM, pull request 23151, August
+2025)."""
+RUNS: Final = (
+    *(ROOMY, FULL, SMALL, OSS),
+    *(QWEN_TINY, QWEN_SMALL, QWEN_MOE, QWEN_MOE_H100),
+)
+
+
+WITHOUT: Final = ({"schedule_request_s": 0.0}, {"moe_layer_latency_s": 0.0})
+"""The scheduler's time, and the start of the experts' kernels."""
 
 
 def rows() -> Iterator[str]:
-    """Yield a line a run: signed errors of TPOT, with the scheduler's time and not."""
+    """Yield a line a run: signed errors of TPOT, by default and without a term."""
     for run in RUNS:
-        ours, without = run.errors(), run.errors({"schedule_request_s": 0.0})
-        cells = [", ".join(f"{error:+.0f}" for error in e) for e in (ours, without)]
+        found = [run.errors(cost) for cost in (NOTHING, *WITHOUT)]
+        cells = [", ".join(f"{error:+.0f}" for error in errors) for errors in found]
         yield " | ".join(("", run.name, *cells, "")).strip()
 
 

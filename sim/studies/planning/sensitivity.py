@@ -14,11 +14,12 @@ import numpy as np
 
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
-from sim.costs.efficiencies import efficiencies_of
+from sim.costs.expert_kernels import reached_by_key
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import link_of, load_interconnect
+from sim.hardware.models.bundled import load_model, resolved_model
 from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Effect, cost_rank, is_noise
 from sim.studies.planning.study import SMALL_PART
@@ -46,6 +47,7 @@ _RATES = {
     ),
     "memory_bandwidth": (
         "gemm_bandwidth_efficiency",
+        "moe_bandwidth_efficiency",
         "decode_bandwidth_efficiency",
         "fp8_decode_bandwidth_efficiency",
         "elementwise_bandwidth_efficiency",
@@ -60,6 +62,7 @@ _TIMES = {
         "request_overhead_s",
         "schedule_request_s",
         "layer_latency_s",
+        "moe_layer_latency_s",
     ),
 }
 RESOURCE_WORDS = {
@@ -168,7 +171,10 @@ def _value(candidate: Candidate, key: str) -> float:
         found = _default(key)
     if found is None:
         choice = cost.get("efficiencies", _default("efficiencies"))
-        found = efficiencies_of(gpu, choice).by_key()[key]
+        engine = parse_config(dict(candidate.run)).engine
+        model = load_model(engine.model)
+        model = resolved_model(model, engine.dtype, engine.quantization)
+        found = reached_by_key(model, gpu, choice)[key]
     return float(found)
 
 
