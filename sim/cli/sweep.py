@@ -197,6 +197,7 @@ def _report(
         print(f"took     {wall_s:.1f} s on {executor.num_workers:,} workers{rate}")
         print(f"dataset  {dataset}, a row each")
         if tally.num_ended > tally.num_failed:
+            print(f"to look  kvsim report {directory} --out {directory.name}.html")
             _print_knees(directory)
 
 

@@ -73,6 +73,7 @@ def test_a_sweep_is_a_dataset_that_opens_as_it_is(
     printed = capsys.readouterr().out
     assert "runs     12 of 12: 12 done" in printed
     assert f"dataset  {tmp_path / 'out' / 'runs'}" in printed
+    assert f"to look  kvsim report {tmp_path / 'out'} --out out.html" in printed
     out = tmp_path / "out"
     assert sorted(files(out)) == [
         "run.json",

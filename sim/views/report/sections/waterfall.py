@@ -82,7 +82,7 @@ _PHASES: Final = {
 _PARTS: Final = {
     "waiting": ("waiting", "ttft_queue_s"),
     "prefill": ("prefill", "ttft_prefill_s"),
-    "transfer": ("part-3", "ttft_transfer_s"),
+    "transfer": ("part-2", "ttft_transfer_s"),
 }
 """Of requests that one engine prefills and another decodes: look and column."""
 
