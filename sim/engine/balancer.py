@@ -12,6 +12,7 @@ from itertools import cycle
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sim.engine.checks import at_least
 from sim.engine.clock import SCRAPE_PRIORITY, At
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class LoadBalancer:
         num_engines: int,
         num_servers: int = 1,
     ) -> None:
+        at_least(1, num_servers=num_servers)
         self.env = env
         self.servers = [
             FrontEnd(num_engines, number, num_servers) for number in range(num_servers)

@@ -301,6 +301,13 @@ def test_a_fleet_without_requests_yet_scales_to_zero() -> None:
     assert results.summary["autoscalers"][0]["least_wanted"] == 0
 
 
+def test_without_a_cooldown_the_last_one_goes_when_it_is_idle() -> None:
+    """Not while a request is in flight, or waits for an engine to be there."""
+    results = checked(simulation_of(min_replicas=0, cooldown_s=0.0, num_requests=60))
+    assert results.summary["completed"] == 60
+    assert not results.summary["stalled"]
+
+
 def test_a_replica_that_dies_is_replaced() -> None:
     simulation = simulation_of(
         replicas=2, min_replicas=2, max_replicas=2, events=[event(0.5, "die", 0)]

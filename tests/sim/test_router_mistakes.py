@@ -54,6 +54,7 @@ def refusal(fleet: dict[str, Any]) -> str:
         ("sglang_cache_aware", "balance_abs_threshold", -1, POSITIVE + "-1"),
         ("sglang_cache_aware", "balance_rel_threshold", -1.0, POSITIVE + "-1.0"),
         ("sglang_cache_aware", "max_tree_size", -8, POSITIVE + "-8"),
+        ("vllm_dp", "num_servers", 0, "must be 1 or more, and finite, got 0"),
         ("ray_prefix", "match_rate_threshold", 1.5, SHARE + "1.5"),
         ("ray_prefix", "imbalanced_threshold", -1.0, "must be 0 or more, got -1.0"),
         ("ray_prefix", "imbalanced_threshold", "no", "got 'no'"),

@@ -215,7 +215,8 @@ class Autoscaler:
         """Return how many replicas there shall be."""
         replicas, now_s, current = self.replicas, self.env.now, self.num_wanted
         if self._may_be_none:
-            is_idle = now_s - self._in_flight_s >= self.timing.cooldown_s
+            idle_s = now_s - self._in_flight_s
+            is_idle = idle_s > 0 and idle_s >= self.timing.cooldown_s
             if is_idle or not current:
                 return int(not is_idle and bool(replicas.num_held))
         present = replicas.roster.wanted(self.places)
