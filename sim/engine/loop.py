@@ -134,15 +134,15 @@ class Engine:
         self.stalled = False
         log = recorder.steps
         most = getattr(scheduler, "max_concurrent_batches", 1)
-        self._is_clocked = forms_itself(scheduler) and not stepwise
+        is_clocked = forms_itself(scheduler) and not stepwise
         self._admission_error: Callable[[Request], str | None] = (
             scheduler.admission_error if admission_check else _no_error
         )
         self._add_request: Callable[[Request], object] = (
-            scheduler.add_request if self._is_clocked else self._hand_over
+            scheduler.add_request if is_clocked else self._hand_over
         )
         self._num_unquestioned_tokens: int = (
-            getattr(scheduler, "num_unquestioned_tokens", 0) if self._is_clocked else 0
+            getattr(scheduler, "num_unquestioned_tokens", 0) if is_clocked else 0
         )
         self.batches: Any = (
             None
@@ -150,7 +150,7 @@ class Engine:
             else pace.batch_queue(log)
             if pace is not None
             else HostQueue(cost_model, log)
-            if self._is_clocked
+            if is_clocked
             else BatchQueue(most, cost_model, log)
         )
         log.num_in_flight = most - 1
@@ -159,7 +159,6 @@ class Engine:
         )
         prices_columns = log.price_by(self.cost_model)
         self.keeps_costs = not prices_columns and (pace is None or most == 1)
-        self._stepwise = stepwise
         self._observers = Observers()
         self._arrivals_closed = arrivals is not None
         self._actions: list[Callable[[], object]] = []  # between two steps
@@ -171,7 +170,8 @@ class Engine:
                 beside.join(self.batches)
         if pace is not None:
             pace.begin(self._wake_up)
-        self.done = env.process(self._run())
+        run = self._run(is_clocked=is_clocked, stepwise=stepwise)
+        self.done = env.process(run)
 
     # -- the client's side ----------------------------------------------------
 
@@ -224,7 +224,9 @@ class Engine:
 
     # -- the loop -------------------------------------------------------------
 
-    def _run(self) -> Generator[simpy.Event, Any, None]:  # noqa: PLR0912, PLR0915
+    def _run(  # noqa: PLR0912, PLR0915
+        self, *, is_clocked: bool, stepwise: bool
+    ) -> Generator[simpy.Event, Any, None]:
         """Take steps until the arrivals are closed and nothing is left to do.
 
         A request costs some fifteen microseconds in here, and a call of a function a
@@ -241,9 +243,9 @@ class Engine:
         empty_steps, observers = self.empty_steps, self._observers
         add_request, admission_error = self._add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
-        running: Any = scheduler.running if self._is_clocked else ()
-        waiting: Any = scheduler.waiting if self._is_clocked else ()
-        ways = way_of(self, is_clocked=self._is_clocked, stepwise=self._stepwise)
+        running: Any = scheduler.running if is_clocked else ()
+        waiting: Any = scheduler.waiting if is_clocked else ()
+        ways = way_of(self, is_clocked=is_clocked, stepwise=stepwise)
         due_steps, quiet = ways.due_steps, ways.quiet
         if quiet is not None:
             quiet_steps, quiet_ends, take_quiet = quiet.most, quiet.ends_s, quiet.take
