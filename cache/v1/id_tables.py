@@ -111,7 +111,7 @@ class IdTables:
         self._free[:0] = _ids_between(first, stop)[::-1]
         self._first_unused = stop
 
-    # -- who looks at ids -----------------------------------------------------
+    # -- whether ids are kept -------------------------------------------------
 
     def count_only(self, most_tokens: int) -> None:
         """Keep no ids from now on, only counts.

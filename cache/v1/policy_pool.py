@@ -27,7 +27,7 @@ class PolicyBlockPool(BlockPool):
     num_gpu_blocks, unhashed_first
         See `BlockPool`.
     policy
-        New, and nobody else's.
+        A new one, for this pool alone.
     """
 
     def __init__(

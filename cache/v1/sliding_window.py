@@ -18,7 +18,7 @@ class SlidingWindow:
     """Attention that looks back `window` tokens, the token itself included.
 
     Computing the token at position ``p`` reads positions ``p - window + 1`` to ``p``,
-    so with ``c`` tokens computed nobody reads below ``c - window + 1`` any more::
+    so with ``c`` tokens computed none below ``c - window + 1`` is read any more::
 
         window 5, block size 4, 10 tokens computed: position 6 is the first one read
 
@@ -76,7 +76,7 @@ class SlidingWindow:
         get_cached_block: Callable[[int], KVCacheBlock | None],
         null_block: KVCacheBlock,
     ) -> list[KVCacheBlock]:
-        """Return the longest usable prefix, with the null block for what nobody reads.
+        """Return the longest usable prefix, with the null block for what is not read.
 
         What is before the window need not be cached: the search goes from the right
         and ends at the first run that fills a window. A shorter run will do where it

@@ -52,7 +52,7 @@ class PairRouter:
     Parameters
     ----------
     prefill, decode
-        They.
+        Choose among prefillers, and among decoders.
     prefill_places, decode_places
         Of their engines in the fleet, in their order.
     """

@@ -46,7 +46,7 @@ class ReplicaEvent:
     time_s
         When, in seconds.
     kind
-        What.
+        Its kind.
     place
         Of the engine.
     retries

@@ -49,7 +49,7 @@ class Scrapes:
     env
         The clock.
     router
-        Who is told.
+        The router that hears the loads.
     loads
         Reads the load of all engines, in their order.
     is_idle

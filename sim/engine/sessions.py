@@ -47,7 +47,7 @@ class SessionClient:
     Parameters
     ----------
     env, engine
-        The clock, and who serves.
+        The server, and its clock.
     specs
         In order of arrival; `request_id` is the position.
     client

@@ -1,4 +1,4 @@
-"""One writer at a time: who writes to a path keeps all other processes out."""
+"""One writer at a time: a process that writes to a path keeps all others out."""
 
 from __future__ import annotations
 

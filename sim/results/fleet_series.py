@@ -30,7 +30,7 @@ _STATES: Final = {
 }
 """By column, the states of the replicas that it counts."""
 ABSENT: Final = ("starting", "off")
-"""States in which a replica serves nobody."""
+"""States in which a replica serves no request."""
 
 
 def times_of(duration_s: float) -> Floats:
@@ -71,7 +71,7 @@ def state_spans(
 def absences(
     spans: Sequence[Sequence[tuple[float, float, str]]],
 ) -> list[list[list[float]]]:
-    """Return by place from when until when its replica served nobody."""
+    """Return by place from when until when its replica served no request."""
     found: list[list[list[float]]] = []
     for own in spans:
         joined: list[list[float]] = []

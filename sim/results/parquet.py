@@ -102,7 +102,7 @@ class TableFile:
         self._file.close()
 
     def _abandon(self) -> None:
-        """Let go of a file that nobody will read."""
+        """Let go of a file that will not be read."""
         try:
             self._writer.close()
         except (OSError, pa.ArrowException):

@@ -65,7 +65,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def released(self, block_id: int) -> None:
-        """Note that nobody holds a block any more: it is evictable.
+        """Note that no table holds a block any more: it is evictable.
 
         A table is released from its end, so that of one prompt the deepest comes first.
         """

@@ -35,7 +35,7 @@ class Clairvoyant(KeyedPolicy):
     Parameters
     ----------
     future
-        Who will read what, in the order of the workload.
+        The blocks that each request will read, in the order of the workload.
 
     Notes
     -----

@@ -148,7 +148,7 @@ def walk(extent: Extent, position: int, end: int) -> tuple[int, int]:
     Returns
     -------
     (int, int)
-        Block behind the last cached one, and how many of these nobody holds.
+        Block behind the last cached one, and how many of these no table holds.
     """
     num_revived = 0
     at: Extent | None = extent

@@ -207,7 +207,7 @@ class RunPool:
         Returns
         -------
         int
-            Number of blocks that nobody holds any more.
+            Number of blocks that no table holds any more.
         """
         num_freed = 0
         queue_end, is_watched = self._queue.end, self.observer is not None

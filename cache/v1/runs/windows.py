@@ -178,7 +178,7 @@ class WindowGroup:
         return num_registered
 
     def check(self, tables: Iterable[WindowTable]) -> tuple[Counter[Extent], list[int]]:
-        """Prove counts in O(n); return who holds which extents, and other blocks."""
+        """Prove counts in O(n); return how often extents are held, and loose blocks."""
         num_refs: Counter[Extent] = Counter()
         loose: list[int] = []
         num_held = num_passed = 0

@@ -84,7 +84,7 @@ class Autoscaler:
     rule
         Says how many.
     timing
-        When.
+        When it reads, decides and waits.
     may_be_none
         Whether the pool may have no replica.
 

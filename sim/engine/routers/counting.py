@@ -102,7 +102,7 @@ class Draws:
     Parameters
     ----------
     stream
-        Drawn from ahead, so that nobody else may use it; PCG64, as all of a run are.
+        Drawn from ahead, so that nothing else may draw from it; PCG64, as all are.
 
     Notes
     -----

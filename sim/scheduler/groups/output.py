@@ -21,7 +21,7 @@ class ScheduledSequenceGroup:
     Attributes
     ----------
     seq_group
-        Who.
+        The group that is scheduled.
     token_chunk_size
         Tokens of a prefill, found in the cache or not; of a decode, its running
         sequences.

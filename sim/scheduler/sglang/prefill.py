@@ -144,7 +144,7 @@ class PrefillScheduler(SglangScheduler):
         del self._entries[entry.request]
 
     def release(self, requests: Iterable[Request]) -> None:
-        """Let go of prompts that have been sent, or that nobody wants any more."""
+        """Let go of prompts that have been sent, or are not wanted any more."""
         for request in requests:
             entry = self.in_flight.pop(request)
             self.holdings.end(entry)

@@ -1,4 +1,4 @@
-"""The gate between the waiting and the running requests: who has blocks to pass it."""
+"""The gate between waiting and running requests: which find blocks to pass it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Plan:
     num_to_pass
         Requests that come next and get no token.
     ends
-        Whether nobody behind gets a token: blocks are awaited that come free later.
+        Whether no request behind gets a token: blocks are awaited that come free later.
     """
 
     __slots__ = ("budget", "counts_decodes", "ends", "num_to_pass", "num_tokens")

@@ -1,4 +1,4 @@
-"""Waiting queues of the V1 scheduler: who is looked at next."""
+"""Waiting queues of the V1 scheduler: which request is looked at next."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Desk:
             self._worker.kill()
 
     def leave(self, ticket: int) -> None:
-        """End the run of a question that nobody waits for any more."""
+        """End the run of a question that is not waited for any more."""
         if self.is_latest(ticket) and self._worker and self._worker.is_busy:
             self._worker.kill()
 

@@ -288,7 +288,7 @@ class RequestLanes:
 def _skip(
     changes: Iterator[Change], alive: dict[int, str], begin_s: float
 ) -> list[Change]:
-    """Follow who lives until a window begins; return the first change in it."""
+    """Follow requests until a window begins; return the first change in it."""
     for change in changes:
         if change.time_s >= begin_s:
             return [change]

@@ -154,7 +154,7 @@ class TransferReport:
     failed
         Requests whose pulls brought nothing.
     expired
-        Those of `moved` that nobody has read in time.
+        Those of `moved` that were not read in time.
     """
 
     done: Sequence[int] = ()
