@@ -10,6 +10,8 @@ import pytest
 
 from sim.hardware.capacity import format_capacity
 from sim.results.folder import RunFolder
+from sim.views.report.charts import Chart
+from sim.views.report.sections.cache import show_cache
 from sim.views.report.sections.capacity import estimate_of
 from sim.views.report.sections.latency import windows_of
 from sim.views.report.sections.provenance import differences
@@ -57,6 +59,17 @@ def test_only_what_differs_is_listed(crowded_run: Path, plain_run: Path) -> None
     assert found == [("engine.num_gpu_blocks_override", [40, 60])]
     page = page_of(crowded_run, plain_run)
     assert "engine.num_gpu_blocks_override" in page.visible
+
+
+def test_titles_of_axes_have_room_beside_their_panels(swapping_run: Path) -> None:
+    """Seven pixels a letter."""
+    found = show_cache(load_runs([swapping_run]))
+    chart = next(each for each in found if isinstance(each, Chart))
+    assert len(chart.panels) == 3
+    whole = sum(panel.weight for panel in chart.panels)
+    for panel in chart.panels:
+        room_px = chart.height_px * panel.weight / whole
+        assert room_px > 7 * len(panel.y.title), panel.y.title
 
 
 def test_the_same_configuration_twice(plain_run: Path, tmp_path: Path) -> None:

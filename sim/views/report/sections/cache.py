@@ -49,7 +49,7 @@ def show_cache(runs: Sequence[Run]) -> Iterator[Markup | charts.Chart]:
         "to highest), and preemptions where they happened.",
         tuple(panels),
         x=clock.axis(),
-        height_px=560,
+        height_px=560 if len(panels) == 2 else 720,
         hint="Drag to zoom, double-click to go back; a mark says which request, for "
         "whom, why, and what was lost.",
     )
