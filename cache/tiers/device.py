@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cache.errors import CacheConfigError, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_LONGEST_LATENCY_S: Final = 1e6
 
 
 class TierJob:
@@ -123,14 +125,15 @@ class TierDevice:
         if client_bytes_per_s is not None:
             rates["client_bytes_per_s"] = client_bytes_per_s
         for name, rate in rates.items():
-            if not 0 < rate < inf:
+            if not 1 <= rate < inf:
                 raise CacheConfigError(
-                    f"{name} of a tier must be above 0 and finite, got {rate}; leave "
-                    f"the tier out if nothing goes through it"
+                    f"{name} of a tier must be 1 or more, and finite, got {rate}; "
+                    f"leave the tier out if nothing goes through it"
                 )
-        if not 0 <= latency_s < inf:
+        if not 0 <= latency_s <= _LONGEST_LATENCY_S:
             raise CacheConfigError(
-                f"latency_s of a tier must be 0 or more, got {latency_s}"
+                f"latency_s of a tier must be from 0 to {_LONGEST_LATENCY_S:g}, got "
+                f"{latency_s}"
             )
         for name, number in (("reader", num_readers), ("writer", num_writers)):
             if number < 1:

@@ -457,7 +457,7 @@ def test_a_tier_of_ones_own_is_held_to_its_contract(
     [
         ({"type": "tape"}, r"secondary_tiers\[0\].type: 'tape' is not built"),
         ({"capacity_bytes": 10.0}, r"secondary_tiers\[0\]: capacity_bytes .* hold a"),
-        ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be above 0"),
+        ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be 1 or more"),
         ({"speed": 1.0}, r"secondary_tiers\[0\].speed: 'pool' has no such key"),
     ],
 )

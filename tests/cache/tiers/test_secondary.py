@@ -113,8 +113,10 @@ def test_files_are_asked_for_beside_the_step_and_stay() -> None:
     ("keys", "message"),
     [
         ({"capacity_bytes": 7}, "must hold a chunk, which takes 8, got 7"),
-        ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be above 0"),
-        ({"latency_s": -1.0}, "latency_s of a tier must be 0 or more"),
+        ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be 1 or more"),
+        ({"write_bytes_per_s": 1e-300}, "bytes_per_s of a tier must be 1 or more"),
+        ({"latency_s": -1.0}, "latency_s of a tier must be from 0 to 1e\\+06"),
+        ({"latency_s": 1e300}, "latency_s of a tier must be from 0 to 1e\\+06"),
         ({"queue_depth": 0}, "needs one reader at least, got 0"),
         ({"ttl_s": 0.0}, "ttl_s of a tier must be above 0"),
     ],
