@@ -1,4 +1,4 @@
-"""What users call or subclass is documented, in numpy style."""
+"""Names that users call or subclass are documented, in numpy style."""
 
 from __future__ import annotations
 

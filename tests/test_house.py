@@ -1,4 +1,4 @@
-"""What the layers of import-linter do not hold: order within a room, and its files."""
+"""Rules beside import-linter's layers: no circles of files, and 500 lines at most."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return what is left when files that nothing left imports are taken away."""
+    """Return the files on circles of imports, and those between two circles."""
     left = dict(graph)
     while True:
         wanted = set().union(*left.values()) if left else set()

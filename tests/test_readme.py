@@ -52,7 +52,7 @@ def test_what_is_bundled_is_counted() -> None:
 def printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], list[str]]:
-    """What a command prints, in lines."""
+    """Return a function that gives the lines a command prints."""
     monkeypatch.chdir(ROOT)
 
     def run(command: str) -> list[str]:
@@ -76,7 +76,7 @@ def test_output_blocks_are_what_the_code_prints(
 def test_excerpts_stand_in_what_the_code_prints(
     command: str, block: str, printed: Callable[[str], list[str]]
 ) -> None:
-    """In its order and words; a line of dots stands for what is left out."""
+    """In its order and words; a line of dots stands for text left out."""
     found = " ".join(" ".join(printed(command)).split())
     for part in "\n".join(lines(block)).split("...\n"):
         _, said, found = found.partition(" ".join(part.split()))

@@ -1,4 +1,4 @@
-"""Loops ready to run, and how long they take: what whole-run benchmarks share."""
+"""Loops ready to run, and how long they take, for whole-run benchmarks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATHS = ("fast", "stepwise", "plain")
 
 
 class Regime(NamedTuple):
-    """What to run, and on which paths, `PATHS` that are timed in turn."""
+    """A run, and those of `PATHS` that are timed in turn."""
 
     example: str
     trace: str
@@ -160,7 +160,7 @@ REGIMES |= {
 
 
 class Outcome(NamedTuple):
-    """What a loop has done, to be sure that paths did the same."""
+    """Counts of a loop that was run, to be sure that paths did the same."""
 
     num_requests: int
     num_steps: int

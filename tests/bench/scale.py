@@ -5,7 +5,7 @@
     python -m tests.bench.scale --only trace --repeats 3
 
 Each run is a process of its own. Seconds are medians: *CPU* of all its threads, start
-of Python included, *wall* as on a clock; *loop* is what the run says itself
+of Python included, *wall* as on a clock; *loop* is the run's own figure
 (`run.json`, wall), with rows of steps written and the summary computed. Compare CPU
 seconds where others use the machine.
 """
@@ -45,7 +45,7 @@ COMMAND = "from sim.cli.main import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one run took."""
+    """Seconds, memory and steps of one run."""
 
     wall_s: float
     cpu_s: float
@@ -161,7 +161,7 @@ def growth_table(sizes: tuple[int, ...], repeats: int) -> None:
 def print_growth(usages: dict[int, Usage]) -> None:
     """Say how far time and memory are from linear.
 
-    What each request more takes, between two sizes: start-up does not count.
+    Figures are per further request, between two sizes: start-up does not count.
     """
     print("\n| from | to | CPU µs a request more | MiB a million requests more |")
     print("|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""What a sweep costs beside a bare process pool that does the same runs.
+"""A sweep's time beside that of a bare process pool that does the same runs.
 
 ``python -m tests.bench.sweep_overhead [ROUNDS]`` alternates both in one session, each
 with two processes that are started anew, and prints the medians of the ratios.

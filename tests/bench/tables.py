@@ -1,4 +1,4 @@
-"""What `make bench` saw, as the Markdown tables of README.md.
+"""Results of `make bench`, as the Markdown tables of README.md.
 
     python -m tests.bench.tables results/bench.json
 

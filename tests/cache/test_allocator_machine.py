@@ -23,7 +23,7 @@ Prefix = tuple[int, ...]
 
 
 class Model:
-    """What the allocators promise, said with whole prefixes instead of hashes."""
+    """A model of the allocators, with whole prefixes instead of hashes."""
 
     def __init__(self, *, caching: bool) -> None:
         self.caching = caching

@@ -1,7 +1,7 @@
-"""Tables of several KV cache groups: random structures against what they promise.
+"""Tables of several KV cache groups: random structures against their promises.
 
-Blocks are conserved over groups, what is read is held and what is not is null, and a
-hit is the longest prefix of which every group has what it needs: tried one by one.
+Blocks are conserved over groups, those that are read are held and others null, and a
+hit is the longest prefix for which every group has the blocks: tried one by one.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def needed_entries(spec: KVCacheSpec, num_tokens: int) -> range:
 
 
 class Prefixes:
-    """What of a request is cached, asked block by block."""
+    """Cached prefixes of a request, asked block by block."""
 
     def __init__(self, tables: BlockTables, request: Stub) -> None:
         self.tables = tables
@@ -180,7 +180,7 @@ class Prefixes:
         return self.tables.pool.get_cached_block(key)
 
     def has(self, number: int, num_tokens: int) -> bool:
-        """Whether a group has what a hit of so many tokens needs."""
+        """Whether a group has the blocks that a hit of so many tokens needs."""
         spec = self.tables.layout.groups[number].spec
         ends = [
             (index + 1) * spec.block_size
@@ -189,7 +189,7 @@ class Prefixes:
         ]
         inside = num_tokens % spec.block_size > 0
         if isinstance(spec, FullAttentionSpec):
-            # A block that is found further on holds what is before that as well.
+            # A block that is found further on holds the tokens before that as well.
             whole = all(self.block(number, end) for end in ends)
             return whole and (not inside or self.reaches(number, num_tokens))
         return all(self.block(number, end) for end in (*ends, *[num_tokens] * inside))
@@ -205,7 +205,7 @@ class Prefixes:
         )
 
     def longest(self) -> int:
-        """The longest prefix of which every group has what a hit needs."""
+        """The longest prefix of which every group has the blocks that a hit needs."""
         alignment = self.tables.hit_alignment
         most = len(self.hashes) * self.unit // alignment * alignment
         numbers = range(len(self.tables.layout.groups))

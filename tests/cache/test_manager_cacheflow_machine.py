@@ -110,7 +110,7 @@ class SpaceMachine(RuleBasedStateMachine):
         self.counts[device][table[-1]] = 1
 
     def drop(self, device: Device, block_id: int) -> bool:
-        """Take a reference away, unless that frees what a table still holds."""
+        """Take a reference away, unless that frees a block that a table still holds."""
         counts = self.counts[device]
         is_held = any(block_id in table for table in self.tables[device].values())
         if counts[block_id] <= is_held:
@@ -136,7 +136,7 @@ class SpaceMachine(RuleBasedStateMachine):
         return num_blocks if self.window is None else min(num_blocks, self.window)
 
     def state(self) -> object:
-        """What must not change when an operation is refused."""
+        """Return the state that must not change when an operation is refused."""
         return (
             self.space.get_num_free_gpu_blocks(),
             self.space.get_num_free_cpu_blocks(),

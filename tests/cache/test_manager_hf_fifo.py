@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Paged:
-    """What the cache reads of a request."""
+    """A request as the cache reads it."""
 
     request_id: int
     num_tokens: int
@@ -39,7 +39,7 @@ def paged(request_id: int, token_ids: list[int]) -> Paged:
 
 
 class Moves(list[tuple[str, tuple[int, ...]]]):
-    """A `BlockObserver` that keeps what it is told."""
+    """A `BlockObserver` that keeps its calls."""
 
     def __getattr__(self, kind: str) -> object:
         return lambda ids: self.append((kind, tuple(ids)))

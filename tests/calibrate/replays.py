@@ -1,4 +1,4 @@
-"""What tests of replays share: small schedules of every generation, on the disk."""
+"""Small schedules of every generation, on the disk, for tests of replays."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def small_run(generation: str, keys: dict[str, Any], samples: int) -> RunConfig:
 
 
 def texts_of(config: RunConfig) -> WorkloadTexts:
-    """What the requests of a small run say; the engine numbers samples as they come."""
+    """Return the texts of a small run; the engine numbers samples as they come."""
     specs = make_workload(config.workload, config.seed).requests()
     groups = config.engine.scheduler_kind not in {"v1", "hf_fifo"}
     numbered = [spec for spec in specs for _ in range(1 if groups else spec.best_of)]

@@ -1,4 +1,4 @@
-"""What the CUDA kernels compute, emulated on the CPU: grids, barriers and shuffles.
+"""Arithmetic of the CUDA kernels, emulated on the CPU: grids, barriers and shuffles.
 
 The source is the one that nvcc compiles; only launches and shared memory, for which C++
 has no words, are rewritten before g++ reads it.
@@ -49,7 +49,7 @@ def as_cpp(source: str) -> str:
     dynamic = "extern __shared__ float scores[];"
     assert dynamic in source
     source = source.replace(dynamic, "float* scores = emulator::dynamic.data();")
-    # blocks run one after the other: what they share may be static
+    # blocks run one after the other: their shared memory may be static
     return source.replace("__shared__", "static")
 
 

@@ -1,4 +1,4 @@
-"""What runs on a GPU, on a CPU: memory, calls, gate, tasks and whole sessions."""
+"""Code for a GPU, run on a CPU: memory, calls, gate, tasks and whole sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as measured, and what stands between and beside measured points."""
+"""The hull of measured points, and values between and beside them."""
 
 import numpy as np
 import pytest

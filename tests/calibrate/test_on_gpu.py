@@ -1,6 +1,6 @@
 """The same on a GPU, where there is one: correct, captured, slower than physics.
 
-Nothing here says how fast it must be; what was found is a table at the end.
+Nothing here says how fast it must be; the figures are a table at the end.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}
 
 @pytest.fixture(scope="module")
 def found() -> Iterator[list[str]]:
-    """Lines of what was found, shown when all is done."""
+    """Lines of figures, shown when all is done."""
     lines: list[str] = []
     yield lines
     print("\n" + "\n".join(lines))
@@ -297,7 +297,7 @@ def test_what_a_task_held_is_given_back(device: GpuDevice) -> None:
 
 
 def test_a_gibibyte_of_keys_and_values(device: GpuDevice, found: list[str]) -> None:
-    """What decode reaches of the bandwidth of a copy on this device."""
+    """Decode reaches at most 1.1 times the bandwidth of a copy on this device."""
     at = curve("decode_attention", "split_kv", "bfloat16", HEADS)
     point = Point(at, (128, 128 * 2048, 2048))
     assert least_bytes(point) == GIB

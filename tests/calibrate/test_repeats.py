@@ -1,4 +1,4 @@
-"""What no fit can be better than, and decodes of uneven lengths."""
+"""The error that no fit can be below, and decodes of uneven lengths."""
 
 import numpy as np
 import pytest

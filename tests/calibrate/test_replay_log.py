@@ -1,4 +1,4 @@
-"""What `kvsim calibrate replay` reads: recorded schedules, and what is none."""
+"""Schedules as `kvsim calibrate replay` reads them, and files that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of variants that are wrong, of shapes that are refused, of doubts."""
+"""Sessions with wrong variants, refused shapes and doubtful figures."""
 
 from __future__ import annotations
 

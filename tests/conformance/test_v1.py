@@ -1,4 +1,4 @@
-"""What one V1 release decides, against the logs of another (promise 2).
+"""Decisions of one V1 release, against the logs of another (promise 2).
 
 The set's README measured which releases share which rules; `test_logs` compares each
 workload with the release that it names.

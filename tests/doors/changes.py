@@ -1,4 +1,4 @@
-"""What goes wrong in a file: values, keys and bytes that do not belong there."""
+"""Faults in a file: values, keys and bytes that do not belong there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD: Final[tuple[Any, ...]] = (
     *("9" * 400, "a" * 300, "a.py:B", "${HOME}", "<b>", "2023-11-16 18:15:46"),
     *([], {}, [None], [[]], [1, 2], {"kind": "x"}, {"": ""}, {"a": {"b": []}}),
 )
-"""Values that somebody might give for another."""
+"""Values that a user might give for another."""
 
 _BITS: Final = (
     *(b"\x00", b"\xff\xfe", b"\n", b",", b'"', b"{", b"}", b"[", b":", b"- ", b"\t"),

@@ -1,4 +1,4 @@
-"""What an engine imports when only its scheduler is wanted, as requirements.
+"""Requirements for the imports of an engine's scheduler alone.
 
 ``python tests/hosted/requirements.py SITE_PACKAGES`` prints them, with the versions
 that the release asks for. vLLM or SGLang comes as its wheel alone, and CPU torch, not
@@ -102,7 +102,7 @@ BOUNDS = {"numpy": "<2.3", "transformers": "<5"}
 def requirements(
     asked: list[str], minor: int, light: frozenset[str] = LIGHT
 ) -> list[str]:
-    """Return what to install beside the wheel of a release.
+    """Return the packages to install beside the wheel of a release.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def requirements(
     minor
         Of the release of vLLM: 33 for 0.33.
     light
-        What is wanted of them.
+        Names of those that are wanted.
     """
     versions = dict.fromkeys(light, "")
     for line in asked:

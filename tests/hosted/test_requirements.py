@@ -1,4 +1,4 @@
-"""What a hosted vLLM is given beside its wheel."""
+"""Packages that a hosted vLLM is given beside its wheel."""
 
 from __future__ import annotations
 

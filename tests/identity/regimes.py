@@ -1,4 +1,4 @@
-"""What a case went through: that random cases reach what they are there for."""
+"""Regimes of a case, to see that random cases reach those they are there for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def regimes_of(compared: Comparison) -> set[str]:
-    """Return the names of what happened in a case."""
+    """Return the names of the regimes that a case went through."""
     reached = {compared.chosen.path}
     if compared.reference.error:
         return reached | {"error"}

@@ -153,7 +153,7 @@ def test_engines_behind_a_router_may_run_as_far_as_it_looks(seeds: range) -> Non
 
 @pytest.mark.parametrize("seed", [850, 139, 143, 364])
 def test_rare_meetings_of_a_tier_and_steps_ahead(seed: int) -> None:
-    """What each of these once told apart.
+    """The paths once differed on each of these seeds.
 
     A client hears of a failed load at once; an engine that waits looks when it would
     have, whatever is rejected meanwhile; an output that was there before ends a call in

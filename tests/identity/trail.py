@@ -1,4 +1,4 @@
-"""What a run does to its cache, noted while it happens, on either path."""
+"""Effects of a run on its cache, noted while it happens, on either path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Watched(Protocol):
-    """What is watched: a `sim.simulation.run.Simulation`, or what stands for one."""
+    """A watched run: a `sim.simulation.run.Simulation`, or one that stands for it."""
 
     env: simpy.Environment
     engine: Engine
@@ -55,9 +55,9 @@ class Cache(Protocol):
     """The blocks behind a scheduler."""
 
     owner: Any
-    """Whose `free` gives up the table of a request."""
+    """Its `free` gives up the table of a request."""
     pool: Any
-    """Whose `observer` hears of blocks."""
+    """Its `observer` hears of blocks."""
 
     def block_ids(self, request: Any) -> list[int]:
         """Return the table of a request."""
@@ -144,7 +144,7 @@ def cache_of(scheduler: Any) -> Cache | None:
 
 
 class BlockEvents:
-    """A `cache.stats.BlockObserver`: which blocks met with what since the last look.
+    """A `cache.stats.BlockObserver`: block ids by kind of event since the last look.
 
     Within an operation their order means nothing, so none is kept.
     """

@@ -30,7 +30,7 @@ MEMORY_BYTES = 4 * 2**30
 
 
 class Server:
-    """What runs in place of pytest's loop: `work` is given this object.
+    """A plugin in place of pytest's loop: `work` is given this object.
 
     Which tests run a block of statements, and how long each takes, is measured once and
     kept in a file; tests that are not in it yet are measured first.
@@ -81,7 +81,7 @@ class Server:
         return sorted(found, key=lambda test: self._seconds[test])
 
     def beside(self, tests: list[str]) -> list[str]:
-        """Return other tests of the same files: they may share what one computed."""
+        """Return other tests of the same files: they may share results of one."""
         files = {test.partition("::")[0] for test in tests}
         found = [
             test
@@ -166,7 +166,7 @@ class Server:
         self._keep(told)
 
     def _keep(self, told: dict[str, tuple[float, set[str]]]) -> None:
-        """Add what was measured to the file."""
+        """Add the measurements to the file."""
         told = dict(told)
         if self._path.exists():
             with np.load(self._path) as kept:
@@ -204,7 +204,7 @@ class Server:
 
 
 class _FixtureHits:
-    """What fixtures run counts for every test that uses them."""
+    """Blocks that fixtures run: they count for every test that uses the fixture."""
 
     def __init__(self, hits: set[str]) -> None:
         self._hits = hits
@@ -259,7 +259,7 @@ class _Trial:
         return bool(os.waitid(os.P_PID, self.pid, _LOOK))
 
     def noticed_by(self) -> str | None:
-        """Return the test that failed; what the fork has started ends with it."""
+        """Return the test that failed; processes that the fork started end with it."""
         _, status = os.waitpid(self.pid, 0)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)

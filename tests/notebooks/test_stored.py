@@ -1,4 +1,4 @@
-"""What is stored of the notebooks: small, tidy, and of the sources beside it."""
+"""Notebooks as they are stored: small, tidy, and of the sources beside them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NO_BLOCKS: tuple[KVCacheBlock, ...] = ()
 
 
 class PagedRequest(Protocol):
-    """What the manager reads of a request, and the table that it keeps there.
+    """A request as the manager reads it, with the table that the manager keeps there.
 
     Attributes
     ----------
@@ -73,8 +73,8 @@ class KVCacheManager:
     max_model_len
         Longest sequence: positions beyond get no slots. None for no such limit.
     policy
-        What is evicted, of prefix caching; None for the release's own order. New, and
-        nobody else's.
+        Eviction policy of prefix caching; None for the release's own order. New, and
+        shared with no other manager.
 
     Notes
     -----
@@ -280,7 +280,7 @@ class KVCacheManager:
         hits: Sequence[KVCacheBlock],
         num_full_blocks: int,
     ) -> None:
-        """Tell the eviction policy whose blocks come, and what the new ones hold."""
+        """Tell the eviction policy the request of blocks, and hashes of new ones."""
         num_held_blocks = len(request.block_table) + len(hits)
         if not request.block_table:
             pool.begins(request.parent_id)
@@ -300,7 +300,7 @@ class KVCacheManager:
         self.num_logical_blocks += len(hits)
 
     def _give_up_skipped(self, request: PagedRequest, window: SlidingWindow) -> None:
-        """Put the null block in place of what nobody reads any more."""
+        """Put the null block in place of blocks that are not read any more."""
         table = request.block_table
         null_block = self.block_pool.null_block
         skipped = []
@@ -410,7 +410,7 @@ class KVCacheManager:
             )
 
     def _check_table(self, request: PagedRequest) -> None:
-        """Prove that a table holds what it must, under the right hashes."""
+        """Prove that a table holds the blocks it must, under the right hashes."""
         table = request.block_table
         who = f"request {request.request_id}"
         require(

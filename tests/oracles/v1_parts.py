@@ -1,4 +1,4 @@
-"""Parts of the stepwise V1 scheduler: its batch, and what policies see of it."""
+"""Parts of the stepwise V1 scheduler: its batch, and its views for policies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class V1Batch(Batch):
 
 
 class V1Holdings:
-    """What the cache of the V1 engine knows of a running request; see `Holdings`.
+    """Facts of a running request in the cache of the V1 engine; see `Holdings`.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class V1AdmissionDesk:
     Parameters
     ----------
     rule
-        Who decides.
+        The rule that decides.
     manager
         The blocks.
     """
@@ -134,7 +134,7 @@ class V1AdmissionDesk:
         num_spare_blocks: int,
         running: Sequence[Request],
     ) -> bool:
-        """Return what the rule says.
+        """Return the rule's answer.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class V1AdmissionDesk:
         num_spare_blocks
             Free blocks that the engine's own watermark keeps back.
         running
-            Who runs.
+            Requests that run.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class V1AdmissionDesk:
         )
 
     def finished(self, requests: Sequence[Request]) -> None:
-        """Tell the rule who has ended, if it wants to know."""
+        """Tell the rule which requests have ended, if it wants to know."""
         if self._finished is not None:
             for request in requests:
                 self._finished(RequestView(request))

@@ -1,4 +1,4 @@
-"""What the V1 scheduler holds: queues, blocks, counters, and moves between them."""
+"""State of the V1 scheduler: queues, blocks, counters, and moves between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class V1State:
-    """Requests in their queues, with their blocks; who moves when is decided above.
+    """Requests in their queues, with their blocks; the scheduler decides the moves.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class V1State:
             if self._by_priority
             else LatestArrival.reason
         )
-        # Whether a victim may stand ahead of who needs its blocks.
+        # Whether a victim may stand ahead of the request that needs its blocks.
         self._plans_first = self._by_priority or self._choice is not None
         self._num_logical_tokens = 0
 
@@ -145,7 +145,7 @@ class V1State:
         self.waiting.add_request(request)
 
     def abort(self, request: Request) -> None:
-        """Withdraw an unfinished request and free what it holds."""
+        """Withdraw an unfinished request and free its blocks."""
         request.move_to(RequestStatus.FINISHED_ABORTED)
         if request in self.running:
             self.running.remove(request)
@@ -179,7 +179,7 @@ class V1State:
     # -- moves ----------------------------------------------------------------
 
     def _victim(self, needs: Request) -> Request:
-        """Return who of those that run loses its blocks; `needs` is one of them."""
+        """Return the running request that loses its blocks; `needs` runs, too."""
         if self._choice is None:
             return max(self.running, key=urgency)
         return self._choice.victim(self.running, needs)
@@ -244,7 +244,7 @@ class V1State:
     # -- proof ----------------------------------------------------------------
 
     def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds. O(1)."""
+        """Return the usage of the cache. O(1)."""
         manager = self.kv_cache_manager
         num_physical_blocks = manager.block_pool.num_used_blocks
         num_logical_blocks = manager.num_logical_blocks
@@ -277,7 +277,7 @@ class V1State:
         Raises
         ------
         InvariantError
-            With the rule and who breaks it.
+            With the rule and the values that break it.
         """
         self.kv_cache_manager.check(self.running)
         check_queues(self.running, self.waiting, self.max_num_seqs)

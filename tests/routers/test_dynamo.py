@@ -82,7 +82,7 @@ def trace(seed: int, gap_ms: float) -> list[dict[str, Any]]:
 
 
 class Caches:
-    """What each worker has computed, none of which is ever evicted."""
+    """Blocks that each worker has computed; none is ever evicted."""
 
     def __init__(self) -> None:
         self.held: list[set[int]] = [set() for _ in range(NUM_WORKERS)]
@@ -96,7 +96,7 @@ class Caches:
 
 
 def replayed(directory: Path, rows: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
-    """Return the decisions of the real router, and what became of the requests."""
+    """Return the decisions of the real router, and its report of the requests."""
     if find_spec("dynamo") is None:
         pytest.skip(
             "Dynamo is not installed: pip install --no-deps ai-dynamo-runtime==1.6.1"

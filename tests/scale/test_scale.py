@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a command took."""
+    """Processor time and memory of a command."""
 
     cpu_s: float
     peak_mib: float
@@ -50,7 +50,7 @@ def _num(whole: int) -> int:
 
 
 def _used(name: str, words: list[str], place: Path, most_bytes: int) -> Usage:
-    """Run a command that may keep so much, and say what it took."""
+    """Run a command that may keep so much; print and return its usage."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
@@ -167,7 +167,7 @@ def _lengthened(out: Path, num_steps: int) -> None:
 def _repeating(
     times: int, batch: dict[str, Any], end_s: float
 ) -> Callable[[int], dict[str, Any]]:
-    """Return what gives so many copies of a batch, begun by the copy of a number."""
+    """Return a function that gives copies of a batch, from the copy of a number on."""
     length = len(batch["step"])
     columns = {name: np.tile(values, times) for name, values in batch.items()}
     copy = np.repeat(np.arange(times), length)

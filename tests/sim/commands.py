@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Helpers that tests of commands share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trace_config(tmp_path: Path, text: str, **engine: Any) -> Path:
 
 
 def _written(directory: Path) -> set[Path]:
-    """Return what is in a folder, but for what Python keeps of imported files."""
+    """Return all paths in a folder but those of ``__pycache__``."""
     return {path for path in directory.rglob("*") if "__pycache__" not in path.parts}
 
 

@@ -1,4 +1,4 @@
-"""Printed pools of hybrid and latent-attention models, and what each was run with."""
+"""Printed pools of hybrid and latent-attention models, and the arguments of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAFT = "three draft tokens of the model's own head, as its neighbours state"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a row's log does not say, or says in words."""
+    """Facts of a row that its log does not say, or says in words."""
 
     model: str
     engine_version: str

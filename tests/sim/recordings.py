@@ -1,4 +1,4 @@
-"""What tests of ``--record`` share: runs on both paths, and their files read back."""
+"""Runs on both paths, and their files read back, for tests of ``--record``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RANDOM_RUNS = pytest.mark.parametrize(
 
 
 class Recorded(NamedTuple):
-    """A run and what it recorded; no results where the run was refused."""
+    """A run and its records; no results where the run was refused."""
 
     path: str
     capacity: CapacityEstimate
@@ -66,7 +66,7 @@ def both_paths(config: RunConfig) -> tuple[Recorded, Recorded]:
 
 @cache
 def random_runs(seed: int) -> tuple[Recorded, Recorded]:
-    """Both runs of a small random configuration, for whoever looks at them."""
+    """Both runs of a small random configuration, kept for further tests."""
     return both_paths(draw_case(seed).config)
 
 

@@ -65,6 +65,6 @@ def seeded_jobs(num: int, **engine: Any) -> list[Job]:
 
 
 def by_index(outcomes: Iterable[Outcome]) -> dict[int, tuple[Any, ...]]:
-    """What must not depend on where and when a job ran."""
+    """Return facts of outcomes that must not depend on where and when a job ran."""
     found = {o.index: (o.status, o.summary, o.error) for o in outcomes}
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""Who is admitted: the rules, what they know, and what becomes of their faults."""
+"""Admission rules: decisions, lengths they expect, and refusals of faulty rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def known(lengths: list[int], **more: int) -> OutputLengths:
-    """What is known when outputs of these lengths have ended."""
+    """Return the lengths known when outputs of these lengths have ended."""
     learned = OutputLengths(None, more.get("window", 10), more.get("min_known", 1))
     for length in lengths:
         learned.finished(grown(length))
@@ -62,7 +62,7 @@ def _victim(kind: str) -> dict[str, Any]:
     return {"preemption_victim": VICTIMS[kind]()}
 
 
-# -- what is known of outputs -------------------------------------------------------
+# -- known lengths of outputs -------------------------------------------------------
 
 
 def test_the_rest_is_the_mean_of_those_that_got_as_far() -> None:
@@ -182,7 +182,7 @@ def test_the_peak_is_lower_where_somebody_leaves_before() -> None:
     rule = PastFuture(output_tokens=FixedLength(64))
     crowd = [Runs(32, 16, 2), Runs(96, 48, 6)]
     # When the second ends, all have grown by one block: 3 and the head's own. Its 7
-    # blocks, growth included, are more than what the others still want.
+    # blocks, growth included, are more than the others still want.
     assert asked(rule, needed=1, full=1, available=4, running=crowd)
     assert not asked(rule, needed=1, full=1, available=3, running=crowd)
     conservative = Conservative(output_tokens=FixedLength(64))
@@ -190,7 +190,7 @@ def test_the_peak_is_lower_where_somebody_leaves_before() -> None:
 
 
 def test_the_peak_is_that_of_a_plain_replay() -> None:
-    """Grow everybody token by token, free who ends, and count the blocks."""
+    """Grow all requests token by token, free those that end, count the blocks."""
     rng = np.random.default_rng(11)
     for _ in range(50):
         # Whole blocks, so that growth by blocks and by tokens agree.
@@ -220,7 +220,7 @@ def test_the_peak_is_that_of_a_plain_replay() -> None:
 def test_what_exceeds_the_pool_goes_on_to_until_growths_fell_by_as_much(
     rows: list[tuple[float, int, bool]], most: int, data: st.DataObject
 ) -> None:
-    """Growths fall, and known blocks come out of what is free: the peak stays above."""
+    """Growths fall, and known blocks come out of free ones: the peak stays above."""
     growths = np.array([each[0] for each in rows])
     known = np.array([each[1] for each in rows], float)
     excess = _excess(growths, known, most)
@@ -307,7 +307,7 @@ POLICIES: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_longer_answer_changes_no_decision_before_it_shows(policy: str) -> None:
-    """Invariant 4: what ends later is not known earlier."""
+    """Invariant 4: a later end is not known earlier."""
     runs = []
     for longer in (0, 30):
         specs = [spec(i, i / 2, 5 + 7 * i % 83, 1 + 11 * i % 47) for i in range(30)]

@@ -1,4 +1,4 @@
-"""What the profiled sampler holds, by release: logs that no constant was fitted to."""
+"""Memory of the profiled sampler, by release: logs that no constant was fitted to."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_copies_of_the_logits_by_release(version: str, num_copies: float) -> Non
 
 
 def test_the_second_model_runner_profiles_logits_alone() -> None:
-    """0.26 to 0.32 work on them in place: the forward pass is what is left."""
+    """0.26 to 0.32 work on them in place: the forward pass is left."""
     few = held_gib("0.29", max_num_seqs=8)
     assert held_gib("0.29", max_num_seqs=1_024) == few
     experts = {"max_num_seqs": 1_024, "engine_version": "0.29"}

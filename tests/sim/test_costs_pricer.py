@@ -270,7 +270,7 @@ def test_mixed_batches_are_priced_apart_from_decodes():
     assert_columns_are_steps(fa2, [alone, mixed, alone])
 
 
-# -- what is kept -------------------------------------------------------------------
+# -- kept prices --------------------------------------------------------------------
 
 
 def test_the_order_of_questions_changes_no_price():
@@ -332,7 +332,7 @@ def test_the_annotations_of_a_roofline_resolve():
     assert get_type_hints(RooflineCost)["swap_efficiency"] is float
 
 
-# -- who is a pricer ----------------------------------------------------------------
+# -- classes that are pricers -------------------------------------------------------
 
 
 class StepOnly:
@@ -345,7 +345,7 @@ class StepOnly:
 
 
 class OnlyStepOfOurs(ConstantCost):
-    """What a user writes to add a second: the methods inherited disagree with it."""
+    """A user's model that adds a second: the methods inherited disagree with it."""
 
     def step(self, shape):
         return step_cost(host_s=super().step(shape).total_s + 1.0)
@@ -374,7 +374,7 @@ class Described(Both):
 
 
 class OwnFormula(ConstantCost):
-    """Redefines what a step is made of; columns would be of what it was before."""
+    """Redefines the parts of a step; columns would be of the parts before."""
 
     def parts(self, *shape):
         return *super().parts(*shape)[:5], 2.0 * self.step_s, None
@@ -447,11 +447,11 @@ def test_other_models_are_asked_step_by_step():
     assert pricer_of(patched) is None
 
 
-# -- whom to ask --------------------------------------------------------------------
+# -- redefined steps ----------------------------------------------------------------
 
 
 class Doubled(LinearCost):
-    """Redefines `step` alone: what it inherits prices something else."""
+    """Redefines `step` alone: inherited methods price another step."""
 
     def step(self, shape):
         return step_cost(*(2.0 * part for part in super().step(shape).parts))

@@ -56,7 +56,7 @@ def traffic(
 
 
 def steps(release: str, requests: list[Any], **config: Any) -> list[dict[str, Any]]:
-    """What every generation says of a step: who ran, waits, ended; blocks in use."""
+    """Return steps as all generations log them: requests and blocks in use."""
     if release in V1 and "num_gpu_blocks" in config:
         config["num_gpu_blocks"] += 1  # the null block
     if release not in V1:
@@ -95,7 +95,7 @@ def all_equal(
         assert log == logs[0], f"{release} {config} and {engines[0]}"
     assert all(line["preempted"] == [] for line in logs[0])
     done = {name for line in logs[0] for name in line["fin"] + line["abort"]}
-    # Whose abort leaves nobody has no line at all.
+    # An abort that leaves no request has no line at all.
     assert done >= {raw["id"] for raw in requests if "abort_step" not in raw}
     if not any("abort_step" in raw for raw in requests):
         assert logs[0][-1]["used_at_end"] == 0

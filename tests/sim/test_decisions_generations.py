@@ -203,7 +203,7 @@ def test_gaps_are_jumped_over(release: str) -> None:
 
 @ALL
 def test_aborts_come_after_arrivals_and_in_order(release: str) -> None:
-    """z is due first; the others by id as text. Nobody is aborted twice."""
+    """z is due first; the others by id as text. None is aborted twice."""
     requests = [
         request("k", 1, 9),
         request("r2", 1, 9, abort_step=3),
@@ -235,7 +235,7 @@ def test_a_step_with_nobody_left_has_no_line(release: str) -> None:
 
 @ALL
 def test_a_stall_waits_for_aborts(release: str) -> None:
-    """What is too big blocks, or is ignored, until the client gives up."""
+    """A request that is too big blocks, or is ignored, until its client gives up."""
     requests = [request("big", 50, 1, abort_step=3), request("b", 1, 1)]
     lines = decide(workload(release, requests))
     assert column(lines, "stalled") == [None] * len(lines)

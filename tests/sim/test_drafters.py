@@ -1,4 +1,4 @@
-"""What proposes drafts: its layers, its weights, and the pool beside them."""
+"""Drafters: their layers, their weights, and the pool beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients wait for beyond the engine: the way to the queue, and back."""
+"""Waits of clients beyond the engine: the way to the queue, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each generation says about itself."""
+"""Facts that each generation states about itself."""
 
 from __future__ import annotations
 

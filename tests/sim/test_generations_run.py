@@ -1,4 +1,4 @@
-"""What runs of the generations before V1 say of themselves, in odd corners."""
+"""Runs of the generations before V1, in odd corners."""
 
 from __future__ import annotations
 

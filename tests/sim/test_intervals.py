@@ -146,7 +146,7 @@ def test_queues_and_preemptions_move_as_well(profile: str) -> None:
 
 @pytest.mark.parametrize("scheduler", ["v1", "v0", "cacheflow"])
 def test_the_runs_at_the_bounds_are_whole_runs(profile: str, scheduler: str) -> None:
-    """What `with_intervals` reports is what full runs with `AtBound` report."""
+    """`with_intervals` reports the figures of full runs with `AtBound`."""
     config = measured(profile, scheduler=scheduler)
     if scheduler != "v1":
         config = measured(

@@ -1,4 +1,4 @@
-"""What is bundled, as listed: the tables of the code, and nothing typed twice."""
+"""Lists of all that is bundled: the tables of the code, and nothing typed twice."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def gpu_of(recorded: Recorded) -> dict[str, Any]:
 
 
 def plain_histogram(durations_ns: Sequence[int]) -> dict[str, Any]:
-    """What a histogram says, computed from all durations at once."""
+    """Return a histogram, computed from all durations at once."""
     counts = [0] * NUM_BINS
     for duration_ns in durations_ns:
         counts[bisect_right(BIN_EDGES_S, duration_ns / 10**9)] += 1
@@ -277,7 +277,7 @@ def test_blocks_alone_are_timed_alike_on_both_paths(
 
 
 def check_identities(recorded: Recorded) -> dict[str, Any]:
-    """What must add up, and what the summary says as well."""
+    """Check the counts that must add up, and those of the summary as well."""
     assert recorded.results is not None
     tier = gpu_of(recorded)
     count = {kind: tier[kind]["count"] for kind in KINDS}
@@ -312,7 +312,7 @@ def check_against_schedule(recorded: Recorded) -> None:
 
 
 class ScheduleReader:
-    """Who holds which block since when, from the lines of a v1 schedule alone."""
+    """Blocks held, and since when, read off the lines of a v1 schedule alone."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -344,7 +344,7 @@ class ScheduleReader:
             self.release(name, end_ns)
 
     def hold(self, name: str, num_hits: int, now_ns: int) -> None:
-        """Let the request hold what the last line says of its table."""
+        """Let the request hold its table as of the last line."""
         table = self.tables.setdefault(name, [])
         for index in range(len(table), len(self.logged[name])):
             block_id = self.logged[name][index]

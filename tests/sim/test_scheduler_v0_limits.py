@@ -1,4 +1,4 @@
-"""What the V0 scheduler can never serve (invariant 7)."""
+"""Requests that the V0 scheduler can never serve (invariant 7)."""
 
 from __future__ import annotations
 

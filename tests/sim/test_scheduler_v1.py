@@ -1,4 +1,4 @@
-"""What the V1 scheduler tells of its batch and its cache, in literals."""
+"""Figures of the V1 scheduler's batch and cache, in literals."""
 
 from __future__ import annotations
 

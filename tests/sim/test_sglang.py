@@ -1,4 +1,4 @@
-"""Runs of the `sglang` generation: keys, pools, what its rules do to traffic."""
+"""Runs of the `sglang` generation: keys, pools, effects of its rules on traffic."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_who_was_turned_away_is_not_withdrawn() -> None:
 
 
 def test_the_token_that_a_withdrawn_request_ends_with_counts() -> None:
-    """What it would write yet is set aside for as long as it stands in the batch."""
+    """The rest of its output is set aside for as long as it stands in the batch."""
     config = {"max_total_num_tokens": 40, "page_size": 4, "max_running_requests": 4}
     config |= {"context_len": 34, "chunked_prefill_size": 4, "overlap": True}
     config |= {"schedule_conservativeness": 0.3, "disable_radix_cache": True}

@@ -1,4 +1,4 @@
-"""What runs share: traces read once, files that travel."""
+"""Supplies that runs share: traces read once, files that travel."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_trace_is_read_once_and_runs_are_the_same(tmp_path: Path) -> None:
     supplies = gather(jobs)
     assert len(supplies.traces) == 1
     assert supplies.files == {}
-    path.unlink()  # whoever reads it again is found out
+    path.unlink()  # a second read would fail
     for executor in (SerialExecutor(supplies), LocalExecutor(2, supplies)):
         with executor as runs:
             assert by_index(runs.run(jobs, run_summary)) == expected

@@ -1,4 +1,4 @@
-"""What the workload knows of requests, joined to what the engine did."""
+"""Columns of the workload, joined to the engine's table of requests."""
 
 from __future__ import annotations
 

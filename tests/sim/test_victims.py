@@ -1,4 +1,4 @@
-"""Who is preempted: the policies, what they see, and what becomes of their faults."""
+"""Victims of preemption: the policies, their views, and refusals of faulty ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FACTS = (
 
 
 class Seen:
-    """Chooses the last, and keeps what it was shown the first time."""
+    """Chooses the last, and keeps the facts that it was shown the first time."""
 
     def __init__(self) -> None:
         self.facts: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def crowded(policy: VictimPolicy | None, **changes: Any) -> V1Scheduler:
 
 
 def victims_of(policy: VictimPolicy) -> list[int]:
-    """Who is preempted, in order, while the four requests grow."""
+    """Return the victims, in order, while the four requests grow."""
     policed = crowded(policy)
     found: list[int] = []
     for step in range(5, 12):
@@ -148,7 +148,7 @@ def test_each_policy_chooses_by_its_own_measure(
 
 
 def view(request_id: int, **facts: Any) -> RunningRequest:
-    """A view of a request that is what `facts` say."""
+    """A view of a request with these `facts`."""
 
     class Fake(RunningRequest):
         num_output_tokens = facts.get("output", 0)
@@ -185,7 +185,7 @@ def test_ties_go_as_documented(
     assert policy.choose(views, views[0]) is views[chosen]
 
 
-# -- what a policy sees -------------------------------------------------------------
+# -- views of a policy --------------------------------------------------------------
 
 
 def test_a_policy_sees_what_there_is() -> None:
@@ -245,7 +245,7 @@ def test_what_others_hold_too_is_not_computed_again() -> None:
 
 
 class Unprotected(MostBlocks):
-    """Says what is not true of it."""
+    """Claims falsely that it always spares one."""
 
     always_spares_one: ClassVar[bool] = True
 
@@ -278,7 +278,7 @@ def num_finished(policed: V1Scheduler, num_steps: int) -> int:
 
 
 def test_who_has_got_nothing_since_is_not_robbed_again() -> None:
-    # Without protection, whoever is further on goes: neither ever gets a token.
+    # Without protection the request ahead is preempted: neither ever gets a token.
     assert num_finished(two_long_prompts(Unprotected()), 2000) == 0
     assert num_finished(two_long_prompts(MostBlocks()), 100) == 2
 

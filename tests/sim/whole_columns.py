@@ -1,4 +1,4 @@
-"""What `sim.views.plots.binning` gathers batch by batch, of whole arrays at once."""
+"""Columns as `sim.views.plots.binning` gathers them by batch, of whole arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WholeColumns:
-    """Equal columns of simulated time, and what the steps were worth in each.
+    """Equal columns of simulated time, and values of the steps in each.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What tests of laws measure: distances from a law, and burstiness."""
+"""Distances from a law, and burstiness, for tests of laws."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_no_policy_beats_it_on_longer_strings(num_blocks: int) -> None:
 
 @dataclass
 class Served:
-    """What the manager needs of a request."""
+    """A request as the manager needs it."""
 
     request_id: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""What is the same for all policies, and what their parts promise."""
+"""Rules that all policies share, and promises of their parts."""
 
 from __future__ import annotations
 

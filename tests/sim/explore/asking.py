@@ -50,7 +50,7 @@ class ThreadWorker(Worker):
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """A response of the page's server."""
 
     status: int
     headers: Mapping[str, str]

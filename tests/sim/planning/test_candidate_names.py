@@ -1,4 +1,4 @@
-"""What candidates are called: names that a table and a file can bear."""
+"""Names of candidates, such as a table and a file can bear."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Browser:
 
     def open(self, page: Path) -> None:
         """Open a page and wait for its first figure."""
-        self.driver.get_log("performance")  # what the start page asked for
+        self.driver.get_log("performance")  # requests of the start page
         self.driver.get(page.resolve().as_uri())
         self.wait("return document.readyState === 'complete'")
 
@@ -85,7 +85,7 @@ class Browser:
             self.show(element_id)
 
     def complaints(self) -> list[Any]:
-        """What the console has shown."""
+        """Return the messages of the console."""
         return self.driver.get_log("browser")
 
     def requests(self) -> list[str]:

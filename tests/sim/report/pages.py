@@ -1,4 +1,4 @@
-"""What tests of pages share: results to report on, and pages read back."""
+"""Results to report on, and pages read back, for tests of pages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Page:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """What plotly is to draw, by key."""
+        """The figures that plotly is to draw, by key."""
         begin = self.text.index('<script type="application/json"')
         begin = self.text.index(">", begin) + 1
         return json.loads(self.text[begin : self.text.index("</script>", begin)])

@@ -1,4 +1,4 @@
-"""What each section says of runs of known kinds."""
+"""Each section of a report on runs of known kinds."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ msgpack: Any = pytest.importorskip("msgpack", reason="pip install msgpack")
 
 
 class Mirror:
-    """What a subscriber believes that the cache holds."""
+    """Blocks of the cache as a subscriber learns them from events."""
 
     def __init__(self, endpoint: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.SUB)

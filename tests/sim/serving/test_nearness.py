@@ -42,7 +42,7 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a client saw of a stream, in seconds of its own clock."""
+    """A stream as its client saw it, in seconds of the client's clock."""
 
     prompt: int
     ttft_s: float
@@ -116,7 +116,7 @@ def served(directory: Path) -> list[Seen]:
 
 
 def told(seen: list[Seen], table: pd.DataFrame) -> dict[str, float]:
-    """Return how far what clients saw is from what was simulated."""
+    """Return how far latencies that clients saw are from those simulated."""
     table = table.sort_values("request_id")
     theirs = np.array([each.ttft_s for each in seen])
     ours = table["ttft_s"].to_numpy()

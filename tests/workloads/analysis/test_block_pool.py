@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Served:
-    """What the managers need of a request."""
+    """A request as the managers need it."""
 
     request_id: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""What traces are like, in the figures that are published beside them."""
+"""Descriptions of traces, in the figures that are published beside them."""
 
 from __future__ import annotations
 

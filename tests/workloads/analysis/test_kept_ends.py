@@ -1,4 +1,4 @@
-"""What an infinite cache of unlike layers finds, beside V1's own tables."""
+"""Hits of an infinite cache of unlike layers, beside those of V1's own tables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ GOOD = "2023-11-16 18:15:46.6805900,374,44"
 
 
 def table(path: Path) -> azure_columns.AzureTable | None:
-    """What whole columns make of a file with a good header of three fields."""
+    """Return a file with a good header of three fields, read by whole columns."""
     minute_ticks = azure._minute_ticks
     return azure_columns.plain_table(path, 3, (0, 1, 2), minute_ticks)
 
@@ -80,7 +80,7 @@ def test_plain_files_are_read_by_columns(
         assert outcome(path) == outcome(path, by_columns=False)
 
 
-# Nearly right: what a line may come to by mistake, and what int() and others take.
+# Nearly right: pieces that come by mistake, and pieces that int() and others take.
 odd_pieces = st.sampled_from(
     [
         *["", "0", "6", "9", "-", "+", ".", ":", "T", "Z", "_", " ", ",", '"', "e"],
@@ -171,13 +171,13 @@ TIME = "2023-11-16 18:15:46.6805900"
 @pytest.mark.parametrize(
     ("header", "lines"),
     [
-        # One field in quotes: what follows is not where the commas say.
+        # One field in quotes: later fields are not where the commas say.
         ("a,b," + HEADER, [f'"x,y",{TIME},374,44']),
         ("a," + HEADER, [f'x",{TIME},374,44', f'"x,{TIME},374,44']),
         ('"a,b",c,' + HEADER, [f"x,y,{TIME},374,44", f"x,y,{TIME},374,44,z"]),
         # One line too long, one too short, and together as many fields as in two.
         (HEADER + ",a", [f"{TIME},374,44,x,{TIME}", "374,44,x"]),
-        # No UTF-8, and UTF-8 that looks like white space, in fields that nobody reads.
+        # No UTF-8, and UTF-8 that looks like white space, in fields that are not read.
         (HEADER + ",a", [f"{TIME},374,44,\udcff"]),
         (HEADER + ",a", [f"{TIME},374,44,\u2028", f"{TIME},374,44,é"]),
         (HEADER + ",a", [f"{TIME},374,44,\r\r", f"{TIME},374,44,\0"]),

@@ -1,4 +1,4 @@
-"""What every reader must do, held against each of them."""
+"""Rules for every reader, held against each of them."""
 
 from __future__ import annotations
 

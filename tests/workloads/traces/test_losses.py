@@ -1,4 +1,4 @@
-"""What a writer does not list as lost is there when the file is read."""
+"""Fields that a writer does not list as lost are there when the file is read."""
 
 from __future__ import annotations
 

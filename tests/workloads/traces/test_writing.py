@@ -1,4 +1,4 @@
-"""What every writer must do: what a reader reads comes back as it was."""
+"""Rules for every writer: requests that a reader reads come back as they were."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-# What keeps who shares text with whom.
+# Options that keep which requests share text.
 OPTIONS: dict[str, dict[str, Any]] = {"llmservingsim": {"make_up_token_ids": True}}
 
 kinds = pytest.mark.parametrize("kind", sorted(TRACE_WRITERS))
