@@ -34,7 +34,7 @@ _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 class BuildError(Exception):
-    """What a notebook must not do, and where, in one line."""
+    """A notebook breaks a rule: the message names rule and place in one line."""
 
 
 def build(source: Path) -> str:

@@ -191,7 +191,7 @@ def _check_out(out: Path | None, workloads: Sequence[Path], *, overwrite: bool) 
 def _told(
     found: _Found, installed: str, release: str, out: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """Return what was found, as data and in words; write the smallest difference."""
+    """Return the findings, as data and in words; write the smallest difference."""
     from sim.studies.conformance import write_log
     from sim.studies.conformance.conform import as_file, smallest
 
@@ -215,7 +215,7 @@ def _told(
 
 @dataclass(frozen=True)
 class _Found:
-    """What a comparison of many workloads found."""
+    """Findings of a comparison of many workloads."""
 
     coverage: Coverage
     differing: list[DecisionWorkload] = field(default_factory=list)

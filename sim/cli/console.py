@@ -1,4 +1,4 @@
-"""What commands share on a terminal: Ctrl-C, progress bars, JSON, notes and tables."""
+"""Terminal tools of all commands: Ctrl-C, progress bars, JSON, notes and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDTH = 100
-"""Columns of what is printed where no terminal says how many there are."""
+"""Columns of the output where no terminal says how many there are."""
 
 
 @contextmanager
@@ -78,14 +78,14 @@ class LoggedProgress:
     def __call__(
         self, done: float, said: str = "", phase: str = "", total: float | None = None
     ) -> None:
-        """Take note of what is done."""
+        """Take note of the progress."""
         if not done:
             self._total = total or self._total
         self._done = done
         self._words = ", ".join(each for each in (phase, said) if each)
 
     def say(self) -> None:
-        """Print a line of what is done, and about how long the rest takes."""
+        """Print a line of the progress, and about how long the rest takes."""
         words, done = self._words, self._done
         line = f"{words and words + ': '}{done:,.0f} of {self._total:,.0f}{self._unit}"
         if done:
@@ -174,7 +174,7 @@ def output_console() -> Console:
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return names, and what is to be said of each."""
+    """Return a table of names and facts."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -1,1 +1,1 @@
-"""What a run says: its tables, its summary, and both on disk."""
+"""Results of a run: its tables, its summary, and both on disk."""

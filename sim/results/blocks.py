@@ -114,7 +114,7 @@ class DurationHistogram:
 
 
 class Clock(Protocol):
-    """What tells the simulated time."""
+    """A clock of the simulated time."""
 
     @property
     def now(self) -> float:
@@ -166,7 +166,7 @@ class BlockTimes:
     num_taken, num_released, num_revived, num_evicted
         Blocks, each as often as it happened to it.
     residency, time_held, reuse_gap, idle_before_eviction
-        What was timed, in nanoseconds.
+        Durations that were timed, in nanoseconds.
     """
 
     def __init__(self, clock: Clock, num_ids: int) -> None:
@@ -200,7 +200,7 @@ class BlockTimes:
             return
         taken, held = self._taken, self._held
         for block_id in block_ids:
-            if taken[block_id] != _NEVER:  # and was not evicted: nobody could find it
+            if taken[block_id] != _NEVER:  # not evicted: no look-up could find it
                 self.residency.ended.add(self._freed[block_id] - taken[block_id])
             taken[block_id] = held[block_id] = now
 
@@ -248,7 +248,7 @@ class BlockTimes:
             taken[block_id] = _NEVER
 
     def close(self, cached_ids: Iterable[int]) -> None:
-        """Count what the end of the run cuts; nothing may be told afterwards.
+        """Count durations that the end of the run cuts; no call may follow.
 
         Parameters
         ----------
@@ -297,11 +297,11 @@ def blocks_to_dict(
     Parameters
     ----------
     tiers
-        By name, what was seen.
+        Durations and counts by name of the tier.
     end_s
         When the run ended.
     facts
-        What it is to be read with.
+        Facts with which the times are to be read.
     """
     header = {"format": BLOCKS_FORMAT, "version": FORMAT_VERSION, **facts}
     times = {"end_s": end_s, "bin_edges_s": list(BIN_EDGES_S)}

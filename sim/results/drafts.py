@@ -1,4 +1,4 @@
-"""What became of draft tokens: columns of steps and requests, and a summary."""
+"""Counts of draft tokens: columns of steps and requests, and a summary."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DraftRecorder(Recorder):
         verified
             Request, drafts, and how many of them were accepted.
         num_draft_blocks
-            Blocks that tables hold beyond what their tokens need.
+            Blocks that tables hold beyond the need of their tokens.
         wasted
             Requests that had ended before: their drafts are the step's, not theirs.
         """
@@ -97,7 +97,7 @@ class DraftRecorder(Recorder):
         return int(num_at_least[0]), num_tokens, num_at_least[1:].tolist()
 
     def _count(self) -> None:
-        """Add what was noted to the numbers of requests and positions."""
+        """Add the noted counts to the numbers of requests and positions."""
         ids, tokens, accepted = (np.array(each, np.int64) for each in self._verified)
         num_requests = max(int(ids.max(initial=-1)) + 1, self._of_request.shape[1])
         more = num_requests - self._of_request.shape[1]
@@ -138,7 +138,7 @@ class DraftRecorder(Recorder):
         return replace(recording, request_table=table)
 
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
-        """Return what was verified in a run that has ended.
+        """Return the counts of verified drafts in a run that has ended.
 
         Verifications, drafts and accepted ones; verifications by accepted drafts;
         blocks held for drafts, times seconds.
@@ -149,7 +149,7 @@ class DraftRecorder(Recorder):
 def draft_numbers(
     recorders: Sequence[DraftRecorder], num_usable_blocks: int, duration_s: float
 ) -> dict[str, Any]:
-    """Return what was verified, under the keys of ``vllm bench serve``.
+    """Return the counts of verified drafts, under the keys of ``vllm bench serve``.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _as_decodes(batch: Batch, told: Batch) -> Batch:
 
 
 def draft_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what became of draft tokens, where there are any."""
+    """Yield the facts of draft tokens, where there are any."""
     if (length := summary.get("spec_decode_acceptance_length")) is None:
         return
     rate, num_tokens = (

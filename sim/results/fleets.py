@@ -1,4 +1,4 @@
-"""What a summary says of a fleet: of its pools, its engines and their balance."""
+"""A fleet in the summary: its pools, its engines and their balance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pool_size(pool: Mapping[str, Any]) -> str:
 
 
 def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
-    """Return what one engine, or the engines of one pool, did."""
+    """Return the numbers of one engine, or of the engines of one pool."""
     table = recording.request_table
     return (
         throughput(table, table.num_rows, duration_s)
@@ -189,7 +189,7 @@ _VERBS = {"die": "died", "drain": "drained", "start": "started", "slow": "slowed
 
 
 def _events(events: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
-    """Say what happened to engines, and what became of their requests."""
+    """Return events of engines, and their effect on requests, in words."""
     kinds = [each["kind"] for each in events]
     told = [
         f"{kinds.count(kind)} {verb}" for kind, verb in _VERBS.items() if kind in kinds

@@ -1,4 +1,4 @@
-"""What a service promises, and by how much a run keeps it."""
+"""Objectives of a service, and by how much a run keeps them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Objective:
     percent: float | None = None
     """Percentile; None for a mean, ``inf`` for the maximum."""
     limits_ms: tuple[tuple[str, float], ...] = ()
-    """Of goodput: what a good request keeps to, by latency."""
+    """Of goodput: limits that a good request keeps, by latency."""
 
     @property
     def is_floor(self) -> bool:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """What a command's folder holds; with anything else in it, it is not replaced."""
+    """Files of a command's folder; with anything else in it, it is not replaced."""
 
-    of: str  # whose results they are, in words
+    of: str  # a noun with its article, such as "a run"
     marker: str  # the file by which such a directory is known
     names: frozenset[str]  # all files and folders that may be in it
 
@@ -49,7 +49,7 @@ RESULT_FILES = frozenset(
         "exports",
     }
 )
-"""What the results of a run hold."""
+"""Files and folders in the results of a run."""
 
 RUN_FILES = ResultFiles("a run", "summary.json", RESULT_FILES)
 

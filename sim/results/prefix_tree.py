@@ -1,4 +1,4 @@
-"""What a tree of prefixes holds, and how much is expected of requests, over time."""
+"""Tokens and nodes of a prefix tree, and the new-token ratio, over time."""
 
 from __future__ import annotations
 

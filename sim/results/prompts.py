@@ -1,4 +1,4 @@
-"""What engines record whose requests go on to others."""
+"""The recorder of engines whose requests go on to others."""
 
 from __future__ import annotations
 

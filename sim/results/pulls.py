@@ -1,4 +1,4 @@
-"""What decoders have read of prefillers, and what each part of a TTFT was spent on."""
+"""Pulls of decoders from prefillers, and the parts of a TTFT."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Read(Protocol):
 
     @property
     def prompt(self) -> Prompt:
-        """What was read."""
+        """The prompt whose blocks were read."""
         ...
 
 
@@ -61,7 +61,7 @@ class PullLog:
     block_size
         Tokens of a block.
     block_bytes
-        By place of the decoder, what a block moves, all GPUs together.
+        By place of the decoder, bytes that a block moves, all GPUs together.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ def _split(
 
 
 def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
-    """Return what TTFTs were spent on, and what was transferred.
+    """Return the parts of TTFTs, and the numbers of transfers.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
 def in_flight(
     begin_s: npt.NDArray[np.float64], end_s: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return when the number of transfers under way changes, and to what."""
+    """Return times at which the number of transfers under way changes, and numbers."""
     times_s = np.concatenate([end_s, begin_s])  # at equal times they end first
     changes = np.repeat([-1, 1], [len(end_s), len(begin_s)])
     order = np.argsort(times_s, kind="stable")
@@ -212,7 +212,7 @@ def in_flight(
 
 
 def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what TTFTs were spent on, where prefill and decode are apart."""
+    """Yield the parts of TTFTs, where prefill and decode are apart."""
     if (split := summary.get("ttft_split")) is None:
         return
     means = (f"{part} {split[part][f'mean_{part}_ms'] or 0.0:,.0f}" for part in PARTS)

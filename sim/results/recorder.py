@@ -1,4 +1,4 @@
-"""What happens in a run, taken down as it happens."""
+"""The recorder of a run: its events, taken down as they happen."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Recording:
 
     @property
     def of_rank(self) -> tuple[Recording, ...]:
-        """What each engine recorded: itself, where there is one."""
+        """The recording of each engine: itself, where there is one."""
         return (self,)
 
     @property

@@ -1,4 +1,4 @@
-"""What a run found: its configuration, its tables and its summary."""
+"""Results of a run: its configuration, its tables and its summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What a simulation found; `sim.views.results.Results` adds the figures."""
+    """Results of a simulation; `sim.views.results.Results` adds the figures."""
 
     config: RunConfig
     recording: Recording | RunFolder

@@ -79,7 +79,7 @@ _IN_FACTS = ("num_physical_blocks", "num_logical_blocks", "num_logical_tokens")
 
 
 def _packer_of(names: Collection[str]) -> Callable[..., bytes]:
-    """Return what packs these of `FACTS`, in their order; the others are 0."""
+    """Return a packer of these of `FACTS`, in their order; the others are 0."""
     pairs = zip(FACTS, _CODES_OF_FACTS, strict=True)
     codes = "".join(code if name in names else "8x" for name, code in pairs)
     return Struct("=" + codes).pack
@@ -160,7 +160,7 @@ class StepLog:
         Where there may be such: when outputs were processed in seconds, one step after
         another; those in flight follow after the next `flush`.
     tell_outputs
-        Called before these are read, by who would rather say them together.
+        Called before these are read: adds times that were held back.
     """
 
     def __init__(self, emit: Callable[[Batch], bool], num_logs: int = 1) -> None:
@@ -187,7 +187,7 @@ class StepLog:
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
         self._columns = _zero_columns(self._room_rows)
-        self._is_fresh = True  # what lies behind the rows is zero
+        self._is_fresh = True  # the room behind the rows is zero
         self._num_rows = 0
 
     @property
@@ -348,7 +348,7 @@ class StepLog:
         self._num_awaited = self._num_rows - known
 
     def _forget(self) -> None:
-        """Let go of what was told."""
+        """Let go of the steps that were told."""
         for told in (self.packed, self.costs, self.finished, self.added):
             told.clear()
         del self.ends_s[:], self.new_blocks[:], self.facts[:], self.outputs_s[:]

@@ -1,4 +1,4 @@
-"""What the summary needs of the steps, reduced batch by batch."""
+"""Totals of the steps for the summary, reduced batch by batch."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StepTotals:
             self._weigh(batch, batch["latency_s"])
 
     def close(self) -> None:
-        """Take the last step for what it is."""
+        """Add the last step."""
         self._weigh_open(inf)
 
     def _weigh_open(self, next_s: float) -> None:
@@ -108,7 +108,7 @@ class StepTotals:
             self._weigh(last, spans_s(last, next_s))
 
     def _weigh(self, batch: Batch, spans: npt.NDArray[np.float64]) -> None:
-        """Add what counts by the time that it lasts."""
+        """Add the columns that count by the time that they last."""
         self._busy_s.append(float(spans.sum()))
         weighed = np.empty(len(spans))
         for name, sums in (

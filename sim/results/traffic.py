@@ -1,4 +1,4 @@
-"""What the workload knows of its requests, beside what the engine did with them."""
+"""The workload's facts on its requests, beside what the engine did with them."""
 
 from __future__ import annotations
 

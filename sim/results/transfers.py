@@ -1,4 +1,4 @@
-"""What was copied between the pool and the tier behind it, and what that held."""
+"""Copies between the pool and the tier behind it, and the contents of the tier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TransferLog:
     num_chunks
         Places of the tier.
     block_bytes
-        What a block moves, all GPUs together.
+        Bytes that a block moves, all GPUs together.
     block_size
         Tokens of a block.
     blocks_per_chunk
@@ -85,7 +85,7 @@ class TransferLog:
         self._times_s.extend((job.begin_s, job.end_s, job.end_s))
 
     def note_tier(self, now_s: float, used: int, writing: int, reading: int) -> None:
-        """Take note of what the tier holds right after a scheduler call."""
+        """Take note of the tier's contents right after a scheduler call."""
         behind = [tier.num_used_chunks for tier in self._behind.values()]
         self._note(now_s, (used, writing, reading, *behind))
 
@@ -134,7 +134,7 @@ class TransferLog:
         return ResultTable(columns, schema.TRANSFERS)
 
     def tier_table(self) -> ResultTable:
-        """Return a row a change of what the tier holds, in order of time."""
+        """Return a row a change of the tier's contents, in order of time."""
         places = np.frombuffer(self._tier, np.int64).reshape(-1, self._num_places)
         columns = {
             "time_s": np.frombuffer(self._tier_s, np.float64),
@@ -156,7 +156,7 @@ class TransferLog:
 
 
 def joined_tiers(tables: Sequence[ResultTable], shared: Collection[str]) -> ResultTable:
-    """Return what the tiers of a fleet's engines hold together, in order of time.
+    """Return the contents of the tiers of a fleet's engines together, in order of time.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def _mean_busy_s(recording: Recording, kinds: Sequence[str]) -> float:
 def transfer_numbers(
     recording: Recording, num_chunks: int, duration_s: float
 ) -> dict[str, Any]:
-    """Return what was copied, how busy the link was, and how full the tier.
+    """Return the numbers of copies, how busy the link was, and how full the tier.
 
     Of a fleet, all engines together, and the mean over their links.
     """
@@ -274,7 +274,7 @@ def transfer_numbers(
 
 
 def transfer_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the tier gave and what was copied, where there is one."""
+    """Yield hits of the tier and copies, where there is one."""
     if (num_chunks := summary.get("num_tier_chunks")) is None:
         return
     queries, hits = (

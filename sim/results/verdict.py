@@ -24,14 +24,14 @@ _FAR = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An objective, and what the run came to.
+    """An objective, and the value that the run reached.
 
     Parameters
     ----------
     name, limit
         As in the configuration.
     value
-        What was measured; None where nothing was.
+        The measured value; None where nothing was measured.
     holds
         Whether the limit is kept.
     margin
@@ -48,7 +48,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """What a run with objectives comes to.
+    """The verdict on a run with objectives.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class RunVerdict:
     answer
         The same in a sentence, with the objective that fails first.
     lines
-        What else is to be said: the other objectives, and goodput.
+        Further sentences: on the other objectives, and on goodput.
     fails_first
         The objective that is missed by most or, where all hold, the nearest to its
         limit.
@@ -92,9 +92,9 @@ def judged(
     Parameters
     ----------
     objectives
-        What is promised, at least one.
+        The objectives, at least one.
     recording
-        What happened.
+        The tables of the run.
     numbers
         The numbers of the summary, which are taken where they are there.
     num_requests
@@ -183,7 +183,7 @@ def _judged(objective: Objective, value: float | None) -> Judged:
 
 
 def limits_ms_of(objectives: Sequence[Objective]) -> dict[str, float]:
-    """Return what a good request keeps to: the tightest limit of each latency."""
+    """Return the limits of a good request: the tightest of each latency."""
     limits: dict[str, float] = {}
     for each in objectives:
         pairs = each.limits_ms

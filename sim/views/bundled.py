@@ -1,4 +1,4 @@
-"""What is bundled, kind by kind: the tables of the product with their own facts."""
+"""Bundled entries, kind by kind: the tables of the product with their own facts."""
 
 from __future__ import annotations
 

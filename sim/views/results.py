@@ -1,4 +1,4 @@
-"""Results with their figures: what the functions of `sim.api` return."""
+"""Results with their figures, as the functions of `sim.api` return them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Face = TypeVar("Face")
 
 
 def with_figures(face: type[Face], found: Any) -> Face:
-    """Return what was found as the class of this module that adds its figures."""
+    """Return results as the class of this module that adds their figures."""
     return face(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
 class Results(run.Results):
-    """What a simulation found, in memory or on disk.
+    """Results of a simulation, in memory or on disk.
 
     Parameters
     ----------
@@ -113,11 +113,11 @@ class PrefixReport(prefixes.PrefixReport):
 
 
 class PlanResult(solve.PlanResult):
-    """What a plan found, with its figures."""
+    """Findings of a plan, with its figures."""
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdict by model: does one replica hold, and what to buy."""
+        """Return the verdict by model: does one replica hold; which fleet to buy."""
         return verdicts_of(self.data)
 
     def _repr_html_(self) -> str:

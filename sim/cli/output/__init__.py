@@ -1,1 +1,1 @@
-"""What commands print: one file a command."""
+"""Output of commands: one file a command."""

@@ -1,4 +1,4 @@
-"""What ``kvsim plan`` shows: its phases as they go, and the plan as tables."""
+"""Output of ``kvsim plan``: its phases as they go, and the plan as tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
 
 
 def plan_lines(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[RenderableType]:
-    """Yield what is printed: the verdict, then tables, and lines between them."""
+    """Yield the output: the verdict, then tables, and lines between them."""
     names = labels(plan)
     traffic = plan["traffic"]
     yield Text(f"{traffic['title']}: {traffic['rate']:.4g} requests/s", style="bold")
@@ -136,7 +136,7 @@ def _fleets(
 
 
 def answers(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the plan says in sentences beside its verdict."""
+    """Yield the plan's sentences beside its verdict."""
     for name, found in plan["sensitivity"].items():
         if found["verdict"]:
             yield f"{name}: {found['verdict']}"

@@ -1,4 +1,4 @@
-"""What ``kvsim run`` shows: a progress bar, and the summary as a table."""
+"""Output of ``kvsim run``: a progress bar, and the summary as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``kvsim validate`` prints."""
+"""Output of ``kvsim validate``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _percent(found: Mapping[str, float | None]) -> str:
 
 
 def _more_blocks(report: Mapping[str, Any]) -> Table:
-    """Return what other numbers of blocks would have predicted."""
+    """Return the predictions of other numbers of blocks."""
     columns = [(f"{report['num_gpu_blocks']:,} blocks, as given", report["metrics"])]
     for each in report["sharpness"]["more_blocks"]:
         title = f"+{each['more_pct']} %: {each['num_gpu_blocks']:,}"

@@ -1,4 +1,4 @@
-"""What ``kvsim workload describe`` and ``curve`` print."""
+"""Output of ``kvsim workload describe`` and ``curve``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def print_curve(report: PrefixReport) -> None:
 
 
 def _kinds(kinds: list[dict[str, Any]]) -> Table:
-    """Return what layers of each kind keep, and what a hit needs of it."""
+    """Return the tokens that layers of each kind keep, and those that a hit needs."""
     texts = ["layers", "a hit needs"]
     names = ["layers", "bytes/token", "a hit needs", "infinite: tokens", "GiB"]
     table = number_table(*names, texts=texts)

@@ -1,1 +1,1 @@
-"""What would help a run: remedies that fit what binds it, really run."""
+"""Advice on a run: remedies for the resource that binds it, each really run."""

@@ -1,4 +1,4 @@
-"""Remedies tried on the traffic of a run, and what each of them does to it.
+"""Remedies tried on the traffic of a run, and the effect of each of them.
 
 Every remedy meets the same traffic as the run itself, seed by seed, so that a small
 effect shows: what is judged is the mean of the differences.
@@ -48,7 +48,7 @@ _NUM_WINDOWS, _WINDOW_S = 10, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a remedy does, on average over seeds.
+    """The effect of a remedy, on average over seeds.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What would help a run.
+    """Remedies that were tried on a run, and how far each helps.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Advice:
     num_seeds, seeds_that_hold
         Traffic that was tried, and on how much of it all objectives are kept.
     resource, binds
-        What binds the run, as a key and in a sentence.
+        The resource that binds the run, as a key and in a sentence.
     best
         The three remedies that help most, one of a kind.
     tried
@@ -157,9 +157,9 @@ def advise(
     run
         Its configuration, as plain data.
     executor
-        What simulates.
+        The executor that simulates.
     base_value
-        What `DEFAULT_OBJECTIVE` came to, for a run without objectives.
+        Value of `DEFAULT_OBJECTIVE`, for a run without objectives.
     num_seeds
         Seeds of the traffic, 2 to 11.
     on_progress
@@ -212,7 +212,7 @@ def advise(
 
 
 def _resource(found: str, facts: Mapping[str, float]) -> str:
-    """Return what binds; of time, the budget where prompts mostly wait for it."""
+    """Return the resource that binds; the budget where prompts mostly wait for it."""
     waits = facts["waiting_tokens"] > 0.5 and facts["waiting_share"] > 0.1
     is_time = found not in ("kv_capacity", "max_num_seqs", "swap_bandwidth")
     return "max_num_batched_tokens" if waits and is_time else found
@@ -235,7 +235,7 @@ def _mean(answers: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 class _Study:
-    """The seeds of a run's traffic, and what is measured with them."""
+    """The seeds of a run's traffic, and the measurements with them."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _Study:
         answers: Sequence[Mapping[str, Any]] | str,
         failing: Objective,
     ) -> Effect:
-        """Return what a remedy does to the failing objective and to the others."""
+        """Return the effect of a remedy on the failing objective and on the others."""
         own = (remedy.name, remedy.flags, remedy.needs, remedy.changes)
         if isinstance(answers, str):
             return Effect(*own, "cannot run", reason=answers, key=remedy.key)

@@ -59,7 +59,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class Coverage:
-    """What the workloads of a comparison reached, for the reader to judge it by."""
+    """Steps and features that the workloads of a comparison reached, to judge it by."""
 
     num_workloads: int = 0
     num_steps: int = 0
@@ -133,7 +133,7 @@ class Coverage:
 
 
 def _engines(workload: DecisionWorkload) -> list[dict[str, Any]]:
-    """Return what each engine of a workload is configured with."""
+    """Return the configuration of each engine of a workload."""
     config = workload.config
     if workload.pair is None:
         return [config]
@@ -299,7 +299,7 @@ def smallest(
 
 
 def as_file(workload: DecisionWorkload) -> dict[str, Any]:
-    """Return what a workload's file has."""
+    """Return the contents of a workload's file."""
     return {
         "schema": 1,
         "name": workload.name,

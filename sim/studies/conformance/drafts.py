@@ -1,4 +1,4 @@
-"""What a decision workload says of drafts: which are proposed, and which are right."""
+"""Drafts of a decision workload: which are proposed, and which are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Speculative(Table):
         return self.method == "ngram"
 
     def config(self) -> SpeculativeConfig:
-        """Return what schedulers take."""
+        """Return the configuration that schedulers take."""
         return SpeculativeConfig(
             **self.model_dump() | {"method": SpeculativeMethod(self.method)}
         )

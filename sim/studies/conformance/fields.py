@@ -1,4 +1,4 @@
-"""What the fields of decision workloads are made of."""
+"""Types of the fields of decision workloads, and the table that holds them."""
 
 from __future__ import annotations
 

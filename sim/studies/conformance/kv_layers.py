@@ -56,7 +56,7 @@ class LocalOverride(Table):
 
 
 class SpelledLayer(Table):
-    """What one layer keeps: keys and values, one latent vector a token, or a state."""
+    """A layer by its cache: keys and values, one latent vector a token, or a state."""
 
     num_kv_heads: Positive | None = None
     head_size: Positive | None = None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class KvCache(Table):
-    """What the pool is planned from."""
+    """The facts from which the pool is planned."""
 
     model: str | None = None
     layers: SpelledLayers | None = None  # in place of a model's
@@ -159,7 +159,7 @@ def _models() -> dict[str, Any]:
 
 
 def header_of(plan: KVCachePlan, available_bytes: int) -> dict[str, Any]:
-    """Return what a log says of groups, pages and blocks before the first step."""
+    """Return the header of a log: groups, pages and blocks before the first step."""
     layout = plan.layout
     counted = Counter(plan.layers.values())
     return {
@@ -189,7 +189,7 @@ def header_of(plan: KVCachePlan, available_bytes: int) -> dict[str, Any]:
 
 
 def coordinator_of(plan: KVCachePlan, *, enable_prefix_caching: bool) -> dict[str, Any]:
-    """Return what a schedule's log says of its coordinator, beside the plan."""
+    """Return the facts of the coordinator in a schedule's log, beside the plan."""
     layout = plan.layout
     if not enable_prefix_caching:
         return {"coordinator": "KVCacheCoordinatorNoPrefixCache"}

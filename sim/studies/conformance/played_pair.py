@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.base import Pull, StepPulls
 
 Chooses = Literal["round_robin", "random", "least_requests", "power_of_two"]
-"""A router that knows what it has sent, and nothing else."""
+"""A router that knows the requests it has sent, and nothing else."""
 
 ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
 """Of the engines of a pair, by their names in a workload."""
 
 
 class PairSide(Table):
-    """What an engine of a pair is configured with; a step stands for a second."""
+    """The configuration of an engine of a pair; a step stands for a second."""
 
     kv_role: Literal["kv_producer", "kv_consumer"]
     kv_lease_duration: Positive = 30
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
 
     def settings(self) -> KVTransferSettings:
-        """Return what schedulers take."""
+        """Return the settings that schedulers take."""
         return KVTransferSettings(
             KVRole(self.kv_role), self.kv_lease_duration, self.kv_load_failure_policy
         )
@@ -60,7 +60,7 @@ class PairPace(Table):
     fail_pulls: list[Count] = Field(default_factory=list)
 
     def side(self, name: str) -> PairSide:
-        """Return what the engine of that name is configured with."""
+        """Return the configuration of the engine of that name."""
         return PairSide(
             kv_role=ROLES[name].value,
             kv_lease_duration=self.kv_lease_duration,
@@ -70,7 +70,7 @@ class PairPace(Table):
 
 @dataclass(slots=True)
 class Messages:
-    """What consumers have said to a producer since its last step, by request id.
+    """Messages of consumers to a producer since its last step, by request id.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class ConsumerWorker:
     pace
         How long that takes.
     mail
-        What is said to each producer, by the name that requests have for it.
+        Messages to each producer, by the name that requests have for it.
     """
 
     def __init__(self, pace: PairPace, mail: Mapping[str | None, Messages]) -> None:

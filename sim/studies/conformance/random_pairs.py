@@ -62,7 +62,7 @@ def random_pools_workload(
 ) -> DecisionWorkload:
     """Return the workload of a seed, for prefillers and decoders behind a proxy.
 
-    As many as given, or one to four of each; routers are drawn, and who of both is
+    As many as given, or one to four of each; routers are drawn, and which of both is
     chosen first. Decoders compute some prompts themselves. For the rest see
     `random_pair_workload`.
     """

@@ -83,7 +83,7 @@ class DecisionRequest(Table):
 
     @property
     def kv_transfer_params(self) -> dict[str, int] | None:
-        """What the client says to a KV connector; None for nothing."""
+        """The client's parameters for a KV connector; None without any."""
         names = ("max_load_tokens", "max_offload_tokens")
         given = {name: getattr(self, name) for name in names}
         return {k: v for k, v in given.items() if v is not None} or None

@@ -1,4 +1,4 @@
-"""What can be rented: GPU types x parallel sizes x engine settings, those that fit."""
+"""Candidates of a plan: GPU types x parallel sizes x engine settings."""
 
 from __future__ import annotations
 

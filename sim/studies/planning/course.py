@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Expected(NamedTuple):
-    """What a phase is thought to take."""
+    """An estimate of the work of a phase."""
 
     num_questions: float
     runs_each: float
@@ -40,7 +40,7 @@ class Course:
         self._before = 0.0
 
     def expect(self, phases: Mapping[str, Expected]) -> None:
-        """Say about what each phase takes, in their order."""
+        """Take estimates of the phases, in their order."""
         self._expected = phases
 
     @property

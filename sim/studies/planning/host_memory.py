@@ -1,4 +1,4 @@
-"""What host memory behind the pools of a plan is worth, in sentences."""
+"""The worth of host memory behind the pools of a plan, in sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _size(each: Mapping[str, Any]) -> float:
 
 
 def _rest(each: Mapping[str, Any]) -> str:
-    """Return what tells a candidate from others, its host memory apart."""
+    """Return the settings that tell a candidate from others, host memory apart."""
     told = each.get("engine", {})
     engine = {key: value for key, value in told.items() if key not in _KEYS}
     return json.dumps(engine, sort_keys=True, default=str)

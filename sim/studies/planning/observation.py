@@ -36,7 +36,7 @@ _USAGE_SCALE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one engine did to the requests that count: those after the warm-up."""
+    """Measurements of one engine on requests that count: those after the warm-up."""
 
     columns: dict[str, Floats]
     """Of the requests that were served: latencies in seconds and preemptions."""

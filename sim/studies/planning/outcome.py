@@ -1,4 +1,4 @@
-"""What a plan found, as values, and how sure its numbers are."""
+"""Findings of a plan, as values, and how sure its numbers are."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class CandidatePlan:
 def cost_rank(
     cost_per_hour: float, replicas: int, rate_if_slow: float, target: float
 ) -> tuple[float, float]:
-    """Return by what the cheapest of all fleets is chosen: its cost, then its surety.
+    """Return the key by which the cheapest fleet is chosen: cost, then surety.
 
     Of fleets at equal cost, the one wins that costs less where every step takes as long
     as it may: one engine of it then serves `rate_if_slow` of the `target` requests/s.
@@ -141,12 +141,12 @@ def updated(
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change of a configuration does."""
+    """The effect of one change of a configuration."""
 
     lever: str
-    """What is changed, in words."""
+    """The setting or resource that is changed, in words."""
     change: str
-    """To what."""
+    """Its new value, in words."""
     overrides: Mapping[str, Any]
     """The change as configuration keys with dots."""
     rate_gain: float | None
@@ -179,7 +179,7 @@ def is_unclear(effect: Mapping[str, Any]) -> bool:
 
 
 def noise_word(effect: Mapping[str, Any]) -> str:
-    """Return what to say of an effect within noise; nothing of any other."""
+    """Return the words for an effect within noise; none for any other."""
     if not is_noise(effect):
         return ""
     return "unclear" if is_unclear(effect) else "no effect"

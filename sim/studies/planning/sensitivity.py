@@ -1,4 +1,4 @@
-"""What to change about the cheapest configurations, lever by lever.
+"""Sensitivities of the cheapest configurations, lever by lever.
 
 Each change is searched with the seeds of the base and the same part of the traffic, so
 that the same requests meet both and a small gain shows.
@@ -79,7 +79,7 @@ RESOURCE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change; see `Effect`, which says what came of it."""
+    """One change; `Effect` has its outcome."""
 
     name: str
     change: str
@@ -308,7 +308,7 @@ def sensitivities(
 def _unchanged(
     study: Study, bases: Sequence[CandidatePlan], places: Sequence[int]
 ) -> dict[str, list[Answer]]:
-    """Return what the part of the traffic that changes meet does to each base.
+    """Return the answers of each base on the part of the traffic that changes meet.
 
     That is an observation about where the objectives stop to hold, and its
     ``threshold``.
@@ -330,7 +330,7 @@ def _unchanged(
 
 
 def _nearest(answer: Answer) -> Answer:
-    """Return what was seen nearest to a threshold, of runs to their end if any."""
+    """Return the observation nearest to a threshold, of runs to their end if any."""
     threshold = answer["rate_scale"]
 
     def distance(seen: Answer) -> tuple[bool, float]:
@@ -343,7 +343,7 @@ def _nearest(answer: Answer) -> Answer:
 def _request(
     study: Study, base: CandidatePlan, lever: Lever, place: int, before: Answer
 ) -> Answer:
-    """Return the question what a change does to the traffic of one of the seeds."""
+    """Return the question about a change on the traffic of one of the seeds."""
     asked = ("margin", "margins", "values", "threshold")
     request = study.search_request(
         base,

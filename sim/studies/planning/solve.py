@@ -33,17 +33,17 @@ PLAN_FILES = ResultFiles(
     "plan.json",
     frozenset({"plan.json", "plan.yaml", "run.json", "configs", "figures"}),
 )
-"""What the folder of a plan holds."""
+"""Files and folders of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What a plan found.
+    """Findings of a plan.
 
     Parameters
     ----------
     plan
-        What was asked.
+        The plan that was solved.
     data
         The contents of ``plan.json``.
     configs
@@ -101,7 +101,7 @@ def _row(each: Mapping[str, Any]) -> dict[str, Any]:
 def executor_for(
     plan: PlanConfig, workers: int | None = None, address: str | None = None
 ) -> Executor:
-    """Return what a plan is simulated on; its traces are read once, here."""
+    """Return the executor of a plan; its traces are read once, here."""
     # The configuration of some candidate: what all of them read is in it.
     chosen = {key: values[0] for key, values in plan.tables[0].items()}
     workload = {k: v for k, v in plan.workload.model_dump().items() if v is not None}
@@ -117,7 +117,7 @@ def executor_for(
 class PlanStopped(KeyboardInterrupt):
     """A plan was stopped before it had anything to write.
 
-    `phase` is what was going on, `known` a line on each candidate so far.
+    `phase` is the one in progress, `known` a line on each candidate so far.
     """
 
     def __init__(self, phase: str, known: list[str]) -> None:
@@ -127,7 +127,7 @@ class PlanStopped(KeyboardInterrupt):
 
 
 def _known(study: Study, planner: Planner) -> list[str]:
-    """Return what pilot runs said of each candidate, a line each."""
+    """Return the results of pilot runs, a line for each candidate."""
     lines = []
     for each in planner.plans:
         if each.found is None:

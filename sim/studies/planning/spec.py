@@ -180,7 +180,7 @@ class ReplicasConfig(ConfigTable):
 
 
 class SensitivityConfig(ConfigTable):
-    """Whose sensitivities are asked for, with how many seeds."""
+    """The candidates to search sensitivities of, and with how many seeds."""
 
     of: str = "cheapest"
     num_seeds: Positive = 2

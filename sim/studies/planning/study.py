@@ -1,4 +1,4 @@
-"""What the phases of a plan share: its candidates and rates, and questions to workers.
+"""A plan as its phases share it: candidates, rates, and questions to workers.
 
 Questions that do not depend on each other are put in groups, and answered in their
 order, whichever run ends first: so a plan is the same on any number of workers.
@@ -165,7 +165,7 @@ class Study:
         return {i: answer for i, answer in found if answer is not None}
 
     def intervals(self, points: Sequence[Answer], what: str) -> dict[str, Interval]:
-        """Return medians over runs with bootstrap intervals, of what was measured."""
+        """Return medians over runs with bootstrap intervals, of the measured values."""
         found = {}
         for name in points[0]["values"]:
             known = [p["values"][name] for p in points]

@@ -1,4 +1,4 @@
-"""What workers do for a plan: plain data in, plain data out.
+"""Tasks of a plan's workers: plain data in, plain data out.
 
 Each takes what `request_of` makes: a configuration of ``kvsim run`` and what it is held
 to. The same request gives the same answer in any process, so that a plan depends
@@ -72,7 +72,7 @@ def _trial(request: Mapping[str, Any]) -> Trial:
 
 
 def observe(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run traffic at a rate and tell what came of it.
+    """Run traffic at a rate and return its observation.
 
     Of `request`: ``rate_scale``, and if need be ``warmup_share``, ``num_replicas``,
     ``by``, ``fleet``, ``step_time``, ``part``, ``details``.
@@ -105,7 +105,7 @@ def _search(
     step: float,
     tried: list[dict[str, Any]],
 ) -> Threshold:
-    """Search from a guess; what was `tried` before is not run again."""
+    """Search from a guess; rates that were `tried` before are not run again."""
 
     def margin(rate_scale: float) -> float:
         for each in tried:

@@ -1,4 +1,4 @@
-"""What a plan comes to, in plain sentences: what to buy, by what margin, how surely."""
+"""The verdict of a plan in sentences: its fleet, by what margin, how surely."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class Verdict:
     holds
         Whether any candidate serves the traffic within the objectives.
     answer
-        What to buy, or that nothing does.
+        The fleet to buy, or that none serves the traffic.
     one_engine
         How much one engine of it holds.
     margin
         How far the objectives are from their limits, a sentence each.
     binds
-        What keeps it from holding more.
+        The resource that keeps it from holding more.
     confidence
         How sure that is.
     alternatives
-        What else serves the traffic, a sentence each, cheapest first.
+        Other fleets that serve the traffic, a sentence each, cheapest first.
     changes
-        What would change the answer, a sentence each.
+        Changes that would move the answer, a sentence each.
     left_out
-        What does not serve it, and why, a sentence each.
+        Candidates that do not serve it, and why, a sentence each.
     command
         How to serve one engine.
     routers
-        What routers are worth, a sentence each.
+        The worth of routers, a sentence each.
     host_memory
-        What host memory behind the pools is worth, a sentence each.
+        The worth of host memory behind the pools, a sentence each.
     fleets
-        What fleets that the plan names come to, a sentence each.
+        Cost and service of fleets that the plan names, a sentence each.
     router
         How to start the router before several engines.
     """
@@ -76,13 +76,13 @@ class Verdict:
 
 
 def verdicts_of(plan: Mapping[str, Any]) -> dict[str, Verdict]:
-    """Return what ``plan.json`` comes to for each of its models."""
+    """Return the verdict of ``plan.json`` on each of its models."""
     models = dict.fromkeys(each["model"] for each in plan["candidates"])
     return {model: _verdict(plan, model) for model in models}
 
 
 def verdict_of(plan: Mapping[str, Any]) -> Verdict:
-    """Return what ``plan.json`` of a plan with one model comes to."""
+    """Return the verdict of ``plan.json`` of a plan with one model."""
     (found,) = verdicts_of(plan).values()
     return found
 

@@ -1,1 +1,1 @@
-"""What a prefix cache would find, for every size of it."""
+"""Hits of a prefix cache, for every size of it."""

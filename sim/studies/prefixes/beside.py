@@ -1,4 +1,4 @@
-"""What runs found in pool and host, to stand beside the curve of their traffic."""
+"""Hits of runs in pool and host, to stand beside the curve of their traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHits:
-    """What a run found of its prompts.
+    """Hits of a run on its prompts.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class SimulatedHits:
 
 
 def simulated_hits(directory: Path, block_size: int) -> SimulatedHits:
-    """Return what a run of one engine found.
+    """Return the hits of a run of one engine.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a prefix cache of each size would find in requests, in words and rows."""
+"""The report on a prefix cache of each size for some requests, in words and rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANGE = 1e4
 
 
 def what_is_left_out(requests: Sequence[RequestSpec]) -> tuple[str, ...]:
-    """Return what a curve of these requests does not know, a line each."""
+    """Return the facts of these requests that a curve leaves out, a line each."""
     notes = []
     if has_chains(requests):
         notes.append(
@@ -48,10 +48,10 @@ class PrefixReport:
     curve: PrefixCurve  # hits by size
     bounds: HitCurve  # of the clairvoyant cache, at some sizes
     need: CacheNeed  # the answer
-    memory: KvMemory | None  # what a token takes, or None where no model was named
-    # what the curve leaves out of these requests, a line each
+    memory: KvMemory | None  # bytes of a token, or None without a model
+    # facts of these requests that the curve leaves out, a line each
     notes: tuple[str, ...] = ()
-    # what runs of these requests found
+    # hits of runs of these requests
     simulated: tuple[SimulatedHits, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class PrefixReport:
         return num_blocks * self.block_size / self.memory.pool_tokens
 
     def kinds(self) -> list[dict[str, Any]]:
-        """Return what layers of each kind keep, where only some keep every token."""
+        """Return the facts of layers by kind, where only some keep every token."""
         if self.memory is None or not self.is_bound:
             return []
         whole = self.curve.num_distinct_blocks * self.block_size
@@ -128,7 +128,7 @@ class PrefixReport:
         }
 
     def simulated_rows(self) -> list[dict[str, Any]]:
-        """Return what runs found, and what the curve says of as many blocks."""
+        """Return the hits of runs, and those of the curve at as many blocks."""
         return [
             each.to_dict() | {"lru_hit_rate": self.curve.hit_rate_at(each.num_blocks)}
             for each in self.simulated
@@ -226,7 +226,7 @@ _OF_A_MODEL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveQuestion:
-    """What is asked of a curve.
+    """A question to a curve.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class CurveQuestion:
     prefix_cache_retention_interval: int = 0
 
     def memory(self) -> KvMemory | None:
-        """Return what a token takes, if a model is named; refuse what needs one."""
+        """Return the memory of the model; without one refuse settings that need it."""
         if self.model is None:
             self._refuse_without_model()
             return None
@@ -344,7 +344,7 @@ def prefix_report(
 def _of_kinds(
     curve: PrefixCurve, memory: KvMemory | None, question: CurveQuestion
 ) -> list[str]:
-    """Return what the curve does not know of layers that keep less, a line each."""
+    """Return the limits of the curve on layers that keep less, a line each."""
     if memory is None or not memory.layers:
         return []
     if memory.hit_tokens is None:

@@ -1,4 +1,4 @@
-"""One run of many, what became of it, and which run an executor starts next."""
+"""One run of many, its outcome, and the run that an executor starts next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
     index
         Its place among all runs, from 0: results are put in this order.
     overrides
-        What sets it apart: values by configuration key with dots, JSON-ready.
+        Values that set it apart, by configuration key with dots, JSON-ready.
     config
         The complete configuration, as `sim.config.tables.parse_config` takes it.
     """
@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Outcome:
         ``done``; ``refused`` for a mistake in the configuration; ``failed`` with an
         exception; ``crashed`` if the process died of it, every time it was tried.
     summary
-        What the task returned, of a run that is done.
+        The result of the task, of a run that is done.
     error
         The reason in a line or, where it failed, the traceback.
     wall_s
@@ -85,14 +85,14 @@ class Executor(Protocol):
         ...
 
     def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
-        """Yield what becomes of each job, in order of finishing.
+        """Yield the outcome of each job, in order of finishing.
 
         Jobs are taken as workers come free, a few ahead.
         """
         ...
 
     def stop(self) -> None:
-        """Ask `run` to yield what is finished and end; safe in a signal handler."""
+        """Ask `run` to yield finished jobs and end; safe in a signal handler."""
         ...
 
 

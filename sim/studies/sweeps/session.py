@@ -22,7 +22,7 @@ _MOST_PROBLEMS = 5
 
 @dataclass
 class Tally:
-    """What came of the runs of a session."""
+    """Counts of a session's runs, and the problems among them."""
 
     num_runs: int
     """Runs of the whole sweep."""
@@ -50,7 +50,7 @@ class Tally:
 def executor_for(
     jobs: Sequence[Job], workers: int | None, address: str | None, *, at_least: int = 2
 ) -> Executor:
-    """Return what carries out jobs: processes here or, at an address, a Ray cluster.
+    """Return an executor of jobs: processes here or, at an address, a Ray cluster.
 
     Traces that `at_least` so many jobs have are read once, here; for a cluster, whose
     nodes cannot read them, all are.
@@ -73,7 +73,7 @@ def run_sweep(
 ) -> Tally:
     """Carry out those of the sweep's jobs that are not in the dataset yet.
 
-    If the executor, which is open, is stopped, what was finished is kept. `on_outcome`
+    If the executor, which is open, is stopped, finished runs are kept. `on_outcome`
     is called at the beginning, and whenever a run has ended.
     """
     keys = sweep.spec.keys

@@ -1,4 +1,4 @@
-"""What a sweep file says: a base, and what is varied over it."""
+"""The sweep file: a base, and the values that are varied over it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _parsed_values(value: object) -> object:
 
 
 def _each(value: object, parse: Any) -> object:
-    """Parse what stands at each key; name the key in what is refused."""
+    """Parse the value of each key; name the key in a refusal."""
     if not isinstance(value, dict) or not value:
         raise ValueError("should be a table from keys to values, not empty")
     parsed = {}

@@ -1,4 +1,4 @@
-"""What runs need beside their configuration: traces, and the files of users."""
+"""Files that runs need beside their configuration: traces, and users' own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """What all runs share, read once where the runs are handed out."""
+    """Files that all runs share, read once where the runs are handed out."""
 
     traces: Mapping[str, bytes] = field(default_factory=dict)
     """Traces that were read, packed; by their table in the configuration."""

@@ -1,4 +1,4 @@
-"""What a run of a sweep does, in whichever process, and what a worker process is.
+"""The task of one run of a sweep, in any process, and the set-up of a worker process.
 
 Workers are forked from a process that has imported this module: with it comes what
 nearly every run needs.

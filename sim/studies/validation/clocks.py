@@ -104,7 +104,7 @@ def _shift_warnings(requests: ObservedRequests, series: TimeSeries) -> list[str]
     if series.num_running is None or series.num_waiting is None:
         return []
     if np.isnan(requests.e2el_s).any():
-        return []  # a failed request was in the system until nobody knows when
+        return []  # the end of a failed request is unknown
     seen = series.num_running + series.num_waiting
     if series.num_swapped is not None:
         seen = seen + series.num_swapped

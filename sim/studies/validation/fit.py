@@ -74,7 +74,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was fitted, on what."""
+    """Fitted values, the part of the run that they were fitted on, and the errors."""
 
     values: dict[str, float]
     split_s: float

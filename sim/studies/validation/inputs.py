@@ -1,4 +1,4 @@
-"""What was measured, as the workload of a simulation, and where the two differ."""
+"""A measurement as the workload of a simulation, and where the two differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inputs:
     lines: NDArray[np.int64]
     """(requests,) place in the measurement of each request of `specs`."""
     notes: tuple[str, ...]
-    """What was taken from where."""
+    """The source of the arrivals, and differences, a sentence each."""
 
 
 def inputs_of(specs: Sequence[RequestSpec], observed: ObservedRequests) -> Inputs:

@@ -1,4 +1,4 @@
-"""What was observed of a run, real or simulated, as far as its files say.
+"""Observations of a run, real or simulated, as far as its files say.
 
 Every source gives some of it: per-request times, one state a second, or totals only.
 What a source does not say is None and is not compared. A simulation is a source, too.
@@ -54,7 +54,7 @@ class ObservedRequests:
     """From the moment the engine took the request in."""
     e2el_s: Floats
     arrival_s: Floats | None = None
-    """When the engine took it in, on the workload's clock; None if nobody wrote it."""
+    """When the engine took it in, on the workload's clock; None if not recorded."""
     num_cached_tokens: Ints | None = None
     """Prompt tokens found in the prefix cache."""
     num_preemptions: Ints | None = None
@@ -89,7 +89,7 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one source, or several together, say of a run."""
+    """Observations of one source on a run, or of several together."""
 
     source: str
     """Kind and name of the file, for reports."""
@@ -103,9 +103,9 @@ class Observed:
     begins_at_queue: bool = False
     """Whether latencies begin and end at the engine, without its front end."""
     notes: tuple[str, ...] = ()
-    """What the reader of a report should know of the source, a sentence each."""
+    """Facts of the source that the reader of a report should know, a sentence each."""
     warnings: tuple[str, ...] = ()
-    """What is probably wrong with it, a sentence each."""
+    """Probable mistakes in it, a sentence each."""
 
 
 def column(
@@ -169,7 +169,7 @@ _COLUMNS: Final = (
 
 
 def observed_of(results: Results, lines: NDArray[np.int64] | None = None) -> Observed:
-    """Return what a simulation found, as a measurement of it would say."""
+    """Return the results of a simulation, as a measurement would have them."""
     table = results.recording.request_table
     order = np.argsort(table["parent_id"], kind="stable")
     if lines is None:
@@ -226,7 +226,7 @@ def _engines(results: Results) -> Sequence[_OfEngine]:
 
 
 def _states_of(part: _OfEngine, time_s: Floats, *, is_ahead: bool) -> list[Floats]:
-    """Return what runs, waits and is swapped at one engine, and its usage."""
+    """Return running, waiting and swapped requests of one engine, and its usage."""
     steps = _steps_around(part.step_table, time_s)
     table = part.request_table
     busy = time_s < steps["start_s"] + steps["latency_s"]

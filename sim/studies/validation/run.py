@@ -1,4 +1,4 @@
-"""Simulate what was measured, say how far off the simulation is, and write it."""
+"""Simulate a measured run, say how far off the simulation is, and write it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Runs:
 class Validation:
     """A measured run beside the simulated one."""
 
-    results: Results  # of the simulation, with what was fitted
+    results: Results  # of the simulation, with the fitted values
     measured: Observed  # requests of both in the order of the measurement
     predicted: Observed
     series: TimeSeries | None  # states at the moments that were measured, or None
@@ -98,9 +98,9 @@ class Validation:
     # first token, from it to the last, and over both; from the measurement where it
     # has it, else from the simulation. None without requests.
     usage: dict[str, Floats] | None
-    fit: Fit | None  # what was fitted, or None
-    sharpness: Sharpness  # what more blocks would have predicted
-    notes: tuple[str, ...]  # what a reader should know, a sentence each
+    fit: Fit | None  # the fitted values, or None
+    sharpness: Sharpness  # predictions with more blocks
+    notes: tuple[str, ...]  # notes for the reader, a sentence each
 
     @property
     def judged(self) -> Any:
@@ -120,7 +120,7 @@ class Validation:
 
     @property
     def usage_of(self) -> str:
-        """Whose KV usage `usage` is: "the measurement" or "the simulation"."""
+        """The source of `usage`: "the measurement" or "the simulation"."""
         series = self.measured.series
         known = series is not None and series.kv_cache_usage is not None
         return "the measurement" if known else "the simulation"
@@ -165,7 +165,7 @@ def validate(
     *,
     on_progress: Callable[[float, int], None] | None = None,
 ) -> Validation:
-    """Simulate what was measured; `on_progress` is told of runs, done and in all."""
+    """Simulate the measured run; `on_progress` is told of runs, done and in all."""
     measured = on_one_clock(measured)
     runs = _Runs(len(terms), on_progress or (lambda *_: None))
     if config.workload.client is not None:
@@ -227,7 +227,7 @@ def validate_file(
     warm_up: int = 0,
     on_progress: Callable[[float, int], None] | None = None,
 ) -> Validation:
-    """Do what `validate` does with files of measurements."""
+    """Validate as `validate` does, from files of measurements."""
     if not 0.0 < fit_on < 1.0:
         raise ConfigError(
             f"fit_on is a share of the run's time, between 0 and 1; got {fit_on:g}"
@@ -264,7 +264,7 @@ def _inputs(config: RunConfig, measured: Observed) -> Inputs:
 
 
 def _without_warm_up(measured: Observed, num_requests: int) -> Observed:
-    """Leave TTFT and TPOT of the first requests out of what is compared."""
+    """Leave TTFT and TPOT of the first requests out of the comparison."""
     requests = measured.requests
     if not num_requests:
         return measured
@@ -340,7 +340,7 @@ def _blocks(results: Results, num_gpu_blocks: int) -> dict[str, int]:
 def _split_s(measured: Observed, share: float) -> float:
     requests = measured.requests
     if requests is None or requests.arrival_s is None:
-        return 0.0  # `fit_terms` says what is missing
+        return 0.0  # `fit_terms` refuses that
     begin_s = float(requests.arrival_s.min())
     end_s = float(np.nanmax(requests.arrival_s + requests.e2el_s, initial=begin_s))
     return begin_s + share * (end_s - begin_s)
@@ -404,13 +404,13 @@ VALIDATION_FILES: Final = ResultFiles(
     "validation.json",
     frozenset({"config.yaml", "validation.json", "requests.csv", "figures"}),
 )
-"""What the report of ``kvsim validate`` holds."""
+"""Files of the report of ``kvsim validate``."""
 
 
 def write_validation(validation: Validation, directory: Path) -> dict[str, Any]:
     """Write ``validation.json``, ``requests.csv``, ``config.yaml``; return the first.
 
-    ``config.yaml`` is the configuration that was simulated, with what was fitted;
+    ``config.yaml`` is the configuration that was simulated, with the fitted values;
     ``requests.csv`` has both sides of every request, in seconds.
     """
     report = validation.to_dict()

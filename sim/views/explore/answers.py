@@ -1,4 +1,4 @@
-"""What the page shows of runs: tiles, figures, sentences and words to take along."""
+"""Answers of the page on runs: tiles, figures, sentences and words to take along."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from sim.views.explore.kept import Kept, LiveRun
 
 NOW: Final = "now"
-"""What the run of the page's settings is called beside others."""
+"""Label of the run of the page's settings beside others."""
 
 PINNED: Final = "pinned"
-"""What the page calls the run that tiles are compared with."""
+"""The page's name of the run that tiles are compared with."""
 
 _NUMBERS: Final[Sequence[tuple[str, str, Callable[[Any], str], bool]]] = (
     ("num_preemptions", "preemptions", count, False),
@@ -58,12 +58,12 @@ def answer(
     now: Kept,
     beside: Sequence[tuple[str, Kept]] = (),
 ) -> dict[str, Any]:
-    """Return what the page shows of a run, JSON-ready.
+    """Return the page's answer on a run, JSON-ready.
 
     Parameters
     ----------
     base, settings
-        What was run.
+        The base and the settings of the run.
     now
         The run.
     beside
@@ -117,7 +117,7 @@ def _of_several(now: Kept) -> Iterable[Markup]:
 
 
 def _sentences(current: LiveRun, others: Sequence[LiveRun]) -> str:
-    """Return what to know of the run as HTML, first what it is beside the others."""
+    """Return sentences on the run as HTML, first a comparison with the others."""
     told = [*sentences(current, advice=False)]
     if others:
         runs = [*others, current]
@@ -196,7 +196,7 @@ def _state(holds: bool) -> str:
 
 
 def _blocks(summary: Mapping[str, Any], num_engines: int) -> str:
-    """Say of what the usage is the highest."""
+    """Say of which blocks the highest usage is a share."""
     pools = summary.get("pools", ())
     if len({pool["num_gpu_blocks"] for pool in pools}) > 1:
         return "of the blocks of an engine"
@@ -253,7 +253,7 @@ def _difference(
 
 
 def resolved(now: Kept) -> dict[str, Any]:
-    """Return what the release's defaults came to, by key of a control."""
+    """Return the values of the release's defaults, by key of a control."""
     s = now.summary
     engine = now.config["engine"]
     capacity = s["capacity"]

@@ -1,4 +1,4 @@
-"""What the page asks: one run at a time, the latest; what was run is kept."""
+"""Questions of the page: one run at a time, the latest; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ MOST_BESIDE: Final = 3
 """Runs that are shown beside that of the page."""
 
 BEHIND: Final = 10
-"""Niceness of what goes on in the background."""
+"""Niceness of workers in the background."""
 
 Event = dict[str, Any]
 
 
 class MakeWorker(Protocol):
-    """Makes what simulates: `sim.views.explore.worker.Worker`."""
+    """Makes a `sim.views.explore.worker.Worker`, which simulates."""
 
     def __call__(self, traces: Mapping[str, bytes], niceness: int = 0) -> Worker: ...
 
@@ -83,7 +83,7 @@ class Desk:
             await to_thread.run_sync(self._started)
 
     def end(self) -> None:
-        """End the process, whatever it is at, and have no answer to any question."""
+        """End the process in any state, and have no answer to any question."""
         self._latest += 1
         if self._worker is not None:
             self._worker.kill()
@@ -138,7 +138,7 @@ class Desk:
     def _freed(self, said: Refused | Done) -> None:
         assert self._worker is not None
         if isinstance(said, Refused) and said.is_fault:
-            self._worker.kill()  # dead, or in a state that nobody knows
+            self._worker.kill()  # dead, or in an unknown state
         self._worker.is_busy = False
 
 
@@ -150,7 +150,7 @@ class Explorer:
     base
         The configuration that settings are put upon.
     make_worker
-        Makes what simulates, given the traces that were read.
+        Makes a worker, given the traces that were read.
     """
 
     def __init__(self, base: Base, make_worker: MakeWorker = Worker) -> None:
@@ -165,14 +165,14 @@ class Explorer:
         await self.front.start()
 
     def end(self) -> None:
-        """End all processes, whatever they are at."""
+        """End all processes, in any state."""
         self.front.end()
         self.behind.end()
 
     async def ask(
         self, settings: Settings, beside: Sequence[tuple[str, Settings]] = ()
     ) -> AsyncIterator[Event]:
-        """Yield how far a run has come, and at last what the page shows of it.
+        """Yield how far a run has come, and at last the page's answer on it.
 
         A later question ends this one, whose last word is then ``cancelled``.
 
@@ -246,7 +246,7 @@ class Explorer:
     # -- a curve over the range of a control ------------------------------------------
 
     async def curve(self, settings: Settings, key: str) -> AsyncIterator[Event]:
-        """Yield the values of a control, and what each comes to, as runs end.
+        """Yield the values of a control, and the numbers of each, as runs end.
 
         They are run in the background, in an order that shows the whole range early;
         a later curve, or a run of the page, ends this one.

@@ -1,4 +1,4 @@
-"""Who may ask the page's server for anything: the page that it served, alone.
+"""The guard of the page's server: it answers the page that it served, alone.
 
 The server listens on the loopback, where every program of this machine and every page
 of its browsers could ask. So each request needs the token of this start in its path,
@@ -29,12 +29,12 @@ _POLICY: Final = (
 
 
 class Guard:
-    """Refuses what does not come from the page, and says what the page may do.
+    """Refuses requests that do not come from the page, and says what the page may do.
 
     Parameters
     ----------
     app
-        What is asked when all is well; paths come without the token.
+        The application to call when all is well; paths come without the token.
     token
         Of this start.
     port
@@ -87,7 +87,7 @@ class Guard:
         await self._app(inside, _once(body, receive), send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason of a refusal, or None for what may come in."""
+        """Return status and reason of a refusal, or None if the request may come in."""
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         if headers.get(b"host") not in self._hosts:
             return 421, "this server answers to 127.0.0.1 alone; open what was printed"

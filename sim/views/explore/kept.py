@@ -1,4 +1,4 @@
-"""What the page keeps of a run: all that its figures draw, and none of its steps.
+"""A run as the page keeps it: all that its figures draw, and none of its steps.
 
 A worker process makes one of a simulation and hands it over; the sections of reports
 draw it as they draw a folder of results.
@@ -70,7 +70,7 @@ class Kept:
 
     @classmethod
     def of(cls, simulation: Simulation, results: Results) -> Kept:
-        """Keep what is needed of a run that was just simulated."""
+        """Keep the needed values of a run that was just simulated."""
         config, summary = results.config, results.summary
         recording = results.recording
         assert isinstance(recording, Recording)
@@ -171,7 +171,7 @@ def _mean(name: str, parts: Sequence[Reduced]) -> Floats:
 
 
 class _Held:
-    """Says of a run in memory what a folder of results says."""
+    """A run in memory that is read as a folder of results is."""
 
     directory = Path("RESULTS")
     blocks = None

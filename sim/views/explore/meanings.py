@@ -1,4 +1,4 @@
-"""What each key means, in which unit: read from the page on the configuration.
+"""The meaning and unit of each key, read from the page on the configuration.
 
 ``docs/configuration.md`` is held to the code by a test, and travels in the wheel, so
 that help beside a control never says anything else than the page does.
@@ -24,7 +24,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What the page says of a key: a sentence, and the unit of its values."""
+    """The page's entry on a key: a sentence, and the unit of its values."""
 
     sentence: str
     unit: str = ""
@@ -34,7 +34,7 @@ NOTHING = Meaning("")
 
 
 def meaning_of(section: str, kind: str, key: str) -> Meaning:
-    """Return what the page says of a key.
+    """Return the page's entry on a key.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ _MOST_NAME: Final = 40
 
 
 def bound(port: int) -> socket.socket:
-    """Return a socket of the loopback that nobody else has; any port for 0.
+    """Return a socket of the loopback that no other process has; any port for 0.
 
     Raises
     ------
@@ -63,12 +63,12 @@ def bound(port: int) -> socket.socket:
 
 
 class Page:
-    """A page that is served: its address, and what runs behind it.
+    """A page that is served: its address, and the server behind it.
 
     Parameters
     ----------
     base
-        What it explores.
+        The base that it explores.
     port
         Where it listens; 0 for a free port.
     ancestors
@@ -133,7 +133,7 @@ class _Server(uvicorn.Server):
 
 
 def application(explorer: Explorer) -> Starlette:
-    """Return what answers the page, see `Guard` for who may ask."""
+    """Return the application that answers the page; `Guard` refuses others."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -229,7 +229,7 @@ def _given(text: Callable[[], str], kind: str) -> Any:
 
 
 def _start(base: Base) -> dict[str, Any]:
-    """Return what the page is made of."""
+    """Return the data with which the page starts."""
     return {
         "name": base.name,
         "version": version("kvsim"),

@@ -59,14 +59,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What leaves the page: a name, and the bytes."""
+    """A file to download: its name, and the bytes."""
 
     name: str
     content: bytes
 
 
 Wanted = Literal["kept", "numbers", "report", "results"]
-"""What is to become of a run: `Kept`, the numbers of its summary alone, or a `File`."""
+"""The form of a run's result: `Kept`, the numbers of its summary alone, or a `File`."""
 
 Done = Kept | File | dict[str, Any]
 Said = Far | Refused | Done
@@ -102,7 +102,7 @@ def serve(
 def answer(
     data: Mapping[str, Any], wanted: Wanted, connection: Connection
 ) -> Done | Refused:
-    """Simulate a configuration; whatever goes wrong is in the answer."""
+    """Simulate a configuration; a failure is in the answer."""
     try:
         simulation = Simulation(parse_config(dict(data)))
         if wanted == "numbers":
@@ -142,7 +142,7 @@ def _file(results: Results, wanted: Wanted) -> File:
 
 
 def _teller(connection: Connection) -> Any:
-    """Return what tells of progress, no more often than a page can show it."""
+    """Return a callback that tells of progress, no more often than a page can show."""
     told_s = monotonic()
 
     def tell(progress: Progress) -> None:

@@ -75,7 +75,7 @@ class Worker:
         return self._connection
 
     def kill(self) -> None:
-        """End the process, whatever it is at; whoever listens to it hears of that.
+        """End the process in any state; a listener hears of that.
 
         The pipe is not closed here: a thread may be reading it.
         """

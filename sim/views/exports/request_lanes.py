@@ -1,4 +1,4 @@
-"""What each request was doing, as changes in order of time, and as slices of a trace.
+"""The phases of each request, as changes in order of time and as slices of a trace.
 
 Two sources tell: the tables, which know when a request was preempted but not when it
 came back, and the recorded schedule, which knows both.
@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 
 def phases(folder: RunFolder) -> tuple[Iterator[Change], list[str]]:
-    """Return the changes of all requests in order of time, and what is not known."""
+    """Return the changes of all requests in order of time, and the unknown facts."""
     requests = folder.columns("requests", REQUEST_COLUMNS)
     preemptions = folder.columns("preemptions", PREEMPTION_COLUMNS)
     schedule = folder.recorded("schedule.jsonl.zst")
@@ -89,8 +89,8 @@ def schedule_phases(
     arrivals = _of_column(requests, "arrival_s", WAITING)
     ends = _of_column(requests, "finish_s", ENDED)
     steps = _Steps(requests, preemptions).changes(read_log(schedule))
-    # At the same instant in this order: who arrives may be scheduled, who got its
-    # first token may have got its last one.
+    # At the same instant in this order: an arrival may be scheduled, and its
+    # first token may be its last one.
     return heapq.merge(arrivals, steps, ends, key=lambda change: change.time_s)
 
 
@@ -116,7 +116,7 @@ class _Steps:
         self._to_compute: dict[int, int] = {}
 
     def changes(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
-        """Yield what the scheduler's calls and the outputs of steps change."""
+        """Yield the changes by the scheduler's calls and the outputs of steps."""
         in_flight: deque[Mapping[str, Any]] = deque()
         for line in lines:
             start_s = line["start_s"]

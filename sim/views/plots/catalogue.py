@@ -64,7 +64,7 @@ FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class HeatMapKeys:
-    """What a heat map is of; see `sim.views.plots.sweeps.heat_map.HeatMap`."""
+    """The keys of a heat map; see `sim.views.plots.sweeps.heat_map.HeatMap`."""
 
     x: str | None = None
     y: str | None = None
@@ -108,7 +108,7 @@ def named(
 def drawings(
     what: What, directories: Sequence[Path], keys: HeatMapKeys
 ) -> dict[str, Drawing]:
-    """Return what draws each figure of what lies there, read once."""
+    """Return the drawing of each figure of the results there, read once."""
     if what in ("run", "runs"):
         return _of_runs(directories)
     if what == "sweep":

@@ -1,4 +1,4 @@
-"""What figures draw of the steps: values of each step, gathered in one pass.
+"""Values of each step that figures draw, gathered in one pass.
 
 To draw another value, name it in `step_values`.
 """
@@ -23,7 +23,7 @@ NUM_PIXEL_COLUMNS = 1400
 """About one column a pixel of the plotted area."""
 
 NUM_BINS = 200
-"""Columns of what is averaged on purpose: medians and shares."""
+"""Columns that are averaged on purpose: medians and shares."""
 
 PARTS = STEP_PARTS
 """Columns of the parts of a step's latency."""
@@ -36,7 +36,7 @@ class StepValue:
     """A number of every step that a figure draws."""
 
     columns: tuple[str, ...]
-    """Of the steps table, what it is computed from."""
+    """Columns of the steps table from which it is computed."""
     of: Callable[..., Floats]
     """From those columns, as float64, to one number a step."""
     kept: tuple[_Kind, ...] = ()
@@ -187,7 +187,7 @@ class _Pass:
             self._gatherers[name] = [self._gatherer(kind, name) for kind in value.kept]
 
     def _gatherer(self, kind: _Kind, name: str) -> _Gatherer:
-        """Make what gathers a value, and note it in the curves."""
+        """Make the gatherer of a value, and note it in the curves."""
         curves = self.curves
         match kind:
             case "state":

@@ -1,4 +1,4 @@
-"""What runs look like on a page: colours, lines, names, and the units of their time.
+"""The look of runs on a page: colours, lines, names, and the units of their time.
 
 Data colours are those of Okabe and Ito, which colour-blind readers tell apart, made
 lighter or darker until they stand out from the ground; runs differ by their lines and
@@ -103,7 +103,7 @@ def colour(run: Run) -> str:
 
 
 def dash(run: Run) -> Dash:
-    """Return how a run's lines are broken, for readers who see no colours."""
+    """Return how a run's lines are broken, for readers without colour vision."""
     return DASHES[(run.number - 1) % len(DASHES)]
 
 
@@ -112,7 +112,7 @@ def symbol(run: Run) -> Symbol:
 
 
 def name(runs: Sequence[Run], run: Run, what: str) -> str:
-    """Return what a line is called: `what` alone while there is one run."""
+    """Return the name of a line: `what` alone while there is one run."""
     return what if len(runs) == 1 else f"{run.label}: {what}" if what else run.label
 
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Figures(Protocol):
-    """What draws the figures of a page."""
+    """Draws the figures of a page."""
 
     is_interactive: bool
 
     def figure(self, chart: Chart) -> Markup: ...
 
     def data(self) -> Markup:
-        """Return what the scripts draw; asked for after all figures."""
+        """Return the data that the scripts draw; asked for after all figures."""
 
     def script(self) -> str | None:
-        """Return what the page's own script needs to draw, None if it does not."""
+        """Return the library that the page's script draws with, None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page: its anchor, its heading, and what gives its contents."""
+    """A part of a page: its anchor, its heading, and the function of its contents."""
 
     key: str
     title: str
@@ -89,7 +89,7 @@ def _head(title: str, scripts: Sequence[str]) -> Markup:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return what a browser may do: run our scripts, and fetch nothing."""
+    """Return the content security policy: our scripts run, and nothing is fetched."""
     digests = (sha256(script.encode()).digest() for script in scripts)
     ours = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     return (

@@ -75,7 +75,7 @@ class Ranged(Averaged, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a batch: the most requests, and the most tokens."""
+    """The limits of a batch: the most requests, and the most tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -83,7 +83,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Waits:
-    """Request-seconds of waiting, by what was waited for; seconds at a full cache."""
+    """Request-seconds of waiting by resource; seconds at a full cache."""
 
     for_seqs_s: float = 0.0
     for_tokens_s: float = 0.0
@@ -112,7 +112,7 @@ class Waits:
 
 @dataclass(slots=True)
 class Reduced:
-    """What the figures draw of the steps, and what the sentences count."""
+    """The steps reduced to values that figures draw and sentences count."""
 
     stop_s: float  # end of the time axis: the last thing that happened, in seconds
     num_steps: int = 0

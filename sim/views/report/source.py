@@ -62,7 +62,7 @@ NUMBERS: Final = (
 
 
 class Found(Protocol):
-    """What a page reads of a run: its folder, or what is kept of it in memory."""
+    """A run as a page reads it: its folder, or the part that is kept in memory."""
 
     @property
     def directory(self) -> Path: ...
@@ -149,7 +149,7 @@ class Run:
 
 
 def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
-    """Read what is small of each run, and check that the rest can be read."""
+    """Read the small parts of each run, and check that the rest can be read."""
     if len(paths) > MAX_RUNS:
         raise ResultsError(
             f"a page compares at most {MAX_RUNS} runs, got {len(paths)}; leave some "

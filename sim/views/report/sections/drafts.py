@@ -1,4 +1,4 @@
-"""What became of draft tokens: accepted how often, at which load, for what room."""
+"""The section on draft tokens: how often accepted, at which load, for what room."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PANELS: Final = (
     ("token_ms", "ms a token of a request"),
     ("num_draft_blocks", "blocks for drafts"),
 )
-"""Attributes of `Loads`, and what they are."""
+"""Attributes of `Loads`, and their names in words."""
 
 _RATES: Final = "spec_decode_per_position_acceptance_rates"
 
@@ -41,7 +41,7 @@ def has_drafts(runs: Sequence[Run]) -> bool:
 
 
 def show_drafts(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
-    """Return what was accepted, and what drafts gain and hold against load."""
+    """Return the accepted tokens, and the gain and room of drafts against load."""
     shown = [run for run in runs if _verifies(run)]
     for run in runs:
         if run not in shown:

@@ -1,4 +1,4 @@
-"""What was run, what the numbers rest on, and what they leave out."""
+"""The sections on the configuration, and on what the numbers rest on and leave out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MISSING = object()
 
 
 def show_configuration(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Return what differs, and each configuration in full."""
+    """Return the settings that differ, and each configuration in full."""
     if len(runs) > 1:
         yield _differences(runs)
     else:
@@ -215,7 +215,7 @@ def _origins(runs: Sequence[Run]) -> Markup:
 
 
 def _cost_model(runs: Sequence[Run], run: Run) -> Iterator[Markup]:
-    """Yield what the run says of its cost model and its constants, folded."""
+    """Yield the run's cost model and its constants, folded."""
     cost = dict(run.summary.get("cost") or {})
     parameters = cost.pop("parameters", None) or {}
     told = [(key, json.dumps(value)) for key, value in flat(cost).items()]

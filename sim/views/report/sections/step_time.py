@@ -1,4 +1,4 @@
-"""What steps spend their time on."""
+"""The section on the parts of step time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matters first: what bound a run, some sentences, the numbers side by side."""
+"""The first section: the bound of a run, some sentences, the numbers side by side."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MANY_PREEMPTIONS: Final = 0.02
 
 
 def bound_by(run: Run) -> str:
-    """Return what kept a run from being faster: room first, then time.
+    """Return the bound that kept a run from being faster: room first, then time.
 
     Requests that wait although a step has tokens to spare, or that are preempted, would
     be served if there were more of what they wait for; `sim.studies.planning.binding`
@@ -62,7 +62,7 @@ def bound_by(run: Run) -> str:
 
 
 def _by_room(run: Run, *, is_waiting: bool) -> str | None:
-    """Return which room requests wait for, if that is what binds."""
+    """Return which room requests wait for, if that binds."""
     s, waits = run.summary, run.steps.waits
     waited_s = max(waits.total_s, 1e-300)
     for_seqs, for_blocks = waits.for_seqs_s / waited_s, waits.for_blocks_s / waited_s
@@ -206,7 +206,7 @@ def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
-    """Yield what to know of a run, the most urgent first; with what would help."""
+    """Yield sentences on a run, the most urgent first; with remedies that help."""
     for warning in run.summary.get("warnings", ()):
         if warning.startswith(("overloaded", "the queue stalled")):
             yield element("span", _capital(warning), class_="warn")
@@ -221,13 +221,13 @@ def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
 
 
 def served(run: Run) -> Iterator[Markup]:
-    """Yield the load, how fast it was served, and what was not."""
+    """Yield the load, how fast it was served, and the unserved requests."""
     yield _load(run)
     yield from _unserved(run)
 
 
 def _advice(run: Run) -> Iterator[Markup]:
-    """Yield what was tried and helps, or how to try it where a promise is not kept."""
+    """Yield tried remedies that help, or how to try them if an objective is missed."""
     if (path := run.folder.recorded("advice.json")) is not None:
         advice = read_json(path)
         for line in advice_lines(advice):

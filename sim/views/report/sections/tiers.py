@@ -1,4 +1,4 @@
-"""What stands behind the pool: what it holds and moves, and what it spares."""
+"""The section on tiers behind the pool: what they hold, move and spare."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def has_tiers(runs: Sequence[Run]) -> bool:
 
 
 def show_tiers(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
-    """Return what tiers hold, find and move over time, and what a load gains."""
+    """Return contents, hits and copies of tiers over time, and the gain of loads."""
     shown: list[_Tiers] = []
     for run in runs:
         copies, held = run.folder.transfer_table, run.folder.tier_table
@@ -178,7 +178,7 @@ def _parts(requests: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
 
 
 def _lengths(runs: Sequence[Run], tiers: _Tiers) -> Iterator[Line]:
-    """Yield milliseconds by length, of loads and of what was computed."""
+    """Yield milliseconds by length, of loads and of computed tokens."""
     run, copies, requests = tiers.run, tiers.copies, tiers.requests
     own = np.isin(np.asarray(copies["kind"]), LOADS)
     computed = _parts(requests)[2]
