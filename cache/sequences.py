@@ -1,4 +1,4 @@
-"""What block managers of the sequence-group generations read of a sequence.
+"""Sequences as block managers of the sequence-group generations read them.
 
 The 2023 manager and block manager v2 place *sequences*, which belong to groups: one
 prompt, sampled in parallel or searched with beams. A sequence's status says where its

@@ -1,4 +1,4 @@
-"""What the cache did, in numbers that its manager keeps as it goes."""
+"""Observers of a tier's blocks, and counters of the prefix cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BlockObserver(Protocol):
         ...
 
     def revived(self, block_ids: Sequence[int]) -> None:
-        """Free blocks were hit: they left the queue with what they hold."""
+        """Free blocks were hit: they left the queue with their content."""
         ...
 
     def evicted(self, block_ids: Sequence[int]) -> None:

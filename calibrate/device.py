@@ -1,4 +1,4 @@
-"""What a GPU can do at best: the limits that every fit is bounded by."""
+"""The datasheet of a GPU: the limits that every fit is bounded by."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is measured, as plain records: a point of an operation, and its times.
+"""Measurements as plain records: a point of an operation, and its times.
 
-A *point* is one shape of one operation in one variant; an *axis* is what the cost model
-interpolates over, a *constant* is fixed for the whole curve. Times are seconds, sizes
-are bytes and tokens, all shapes are integers.
+A *point* is one shape of one operation in one variant. The cost model interpolates over
+an *axis*; a *constant* is fixed for the whole curve. Times are seconds, sizes are bytes
+and tokens, all shapes are integers.
 
 Operations and their axes
 -------------------------
@@ -69,7 +69,7 @@ OPERATIONS = tuple(AXES)
 """Every operation that calibration times."""
 
 METRICS = ("device", "eager", "host")
-"""What is timed of a point, in the order of a profile."""
+"""Times of a point, in the order of a profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """The point as one line of text: what a checkpoint calls it."""
+        """The point as one line of text: its name in a checkpoint."""
         return f"{self.curve.key}@{','.join(map(str, self.values))}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A point and what was timed of it."""
+    """A point and its times."""
 
     point: Point
     metrics: Mapping[str, Quantiles]

@@ -1,8 +1,8 @@
-"""What prompts share: the beginnings that come before each request's own text.
+"""Shared beginnings of prompts, which come before each request's own text.
 
 A structure gives every prompt its leading segments; the request's own text follows and
-is in no other prompt. Lengths add up: the prompt is as long as what is shared and what
-is its own together, and a distribution of prompt lengths means the request's own text.
+is in no other prompt. Lengths add up: the prompt is as long as the shared text and its
+own together, and a distribution of prompt lengths means the request's own text.
 """
 
 from __future__ import annotations
@@ -212,12 +212,12 @@ def zipf_shares(num_items: int, exponent: float) -> NDArray[np.float64]:
 def _another(
     shares: NDArray[np.float64], taken: NDArray[np.int64], u: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Draw items that were not taken, each by its share of what is left.
+    """Draw items that were not taken, each by its share of those left.
 
     A row a draw.
     """
     ends = np.cumsum(shares)
-    # A point of what is left, moved past each taken item that lies before it.
+    # A point in the shares left, moved past each taken item that lies before it.
     point = u * (ends[-1] - shares[taken].sum(axis=1))
     for item in np.sort(taken, axis=1).T:
         is_behind = point >= ends[item] - shares[item]
@@ -260,10 +260,10 @@ class PrefixedWorkload:
     Parameters
     ----------
     workload
-        Requests whose prompts are text of their own; it stays as it is, behind what is
-        shared.
+        Requests whose prompts are text of their own; it stays as it is, behind the
+        shared text.
     prefixes
-        What comes before it.
+        Text that comes before it.
     seed
         Seed of its streams.
 

@@ -1,4 +1,4 @@
-"""What a workload hands to the simulator: one immutable value per request."""
+"""Requests as a workload hands them to the simulator: one immutable value each."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _DRAWN_ROWS = 1 << 20
-"""Requests whose lengths are drawn at a time: what draws them may read a trace."""
+"""Requests whose lengths are drawn at a time: a distribution may read a trace."""
 _YEAR_S = 365 * 86_400.0
 _ONE_GAP = 0.999
 """The share of a span that is one gap where times are of two clocks."""
@@ -48,7 +48,7 @@ _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
 
 @runtime_checkable
 class Workload(Protocol):
-    """What a simulation is fed with."""
+    """The requests that a simulation serves."""
 
     def requests(self) -> Sequence[RequestSpec]:
         """Return all requests in arrival order.
@@ -159,7 +159,7 @@ class TraceWorkload:
         times_s = columns.arrival_s
         start, end = (int(i) for i in times_s.searchsorted([start_s, end_s]))
         if start == end:
-            # What the list would have seen last: the first beyond, or the end.
+            # The last time that the list would have seen: the first beyond, or the end.
             seen_s = times_s[: end + 1]
             raise self._nothing(seen_s[-1] if len(seen_s) else 0.0)
         if self.limit is not None:
@@ -308,7 +308,7 @@ class SyntheticWorkload:
         return RequestColumns(times_s, prompts, outputs)
 
     def length_pairs(self) -> LengthPairs:
-        """Return what draws the lengths, whichever way they are given."""
+        """Return the pairs that draw the lengths, whichever way they are given."""
         given = [name for name in _LENGTHS if getattr(self, name) is not None]
         if self.lengths is None:
             return self._coupled()

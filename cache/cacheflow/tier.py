@@ -122,14 +122,14 @@ class Tier:
         self.block_sliding_window = block_sliding_window
         # By sequence number.
         self.tables: dict[int, BlockTable] = {}
-        # By block id, references that no table holds: what `share` was told to lose,
-        # and what is counted for entries that repeat a block. Below 0: tables that hold
+        # By block id, references that no table holds: `share` was told to lose them,
+        # or they are counted for entries that repeat a block. Below 0: tables that hold
         # the block without a reference, since a repeated entry has given theirs up.
         self.lost_references: Counter[int] = Counter()
 
     @property
     def name(self) -> str:
-        """What errors call the tier."""
+        """Name of the tier in errors."""
         return self.allocator.device.name
 
     def distinct(self, table: BlockTable) -> Iterable[KVCacheBlock]:
@@ -145,7 +145,7 @@ class Tier:
         return len(blocks)
 
     def require_free(self, num_blocks: int, who: str) -> None:
-        """Refuse what needs more blocks than are free, before anything changes."""
+        """Raise if fewer blocks are free, before anything changes."""
         num_free = self.allocator.get_num_free_blocks()
         if num_blocks > num_free:
             raise NoFreeBlocksError(

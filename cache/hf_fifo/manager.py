@@ -21,7 +21,7 @@ BlockPairs = list[tuple[int, int]]
 
 
 class PagedRequest(Protocol):
-    """What the cache reads of a request."""
+    """A request as the cache reads it."""
 
     @property
     def request_id(self) -> int:

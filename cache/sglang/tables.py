@@ -1,4 +1,4 @@
-"""The slots of each request, and what becomes of them when it stops or ends."""
+"""The slots of each request, shared or freed when it stops or ends."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SlotTable:
 
 
 class KVCache(Protocol):
-    """What a scheduler asks of the slots of its requests."""
+    """Slots of requests, as a scheduler asks for them."""
 
     allocator: SlotAllocator
 
@@ -113,15 +113,15 @@ class KVCache(Protocol):
     def unfinished(
         self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
     ) -> None:
-        """Share what a request has prefilled, and go on with it."""
+        """Share the slots that a request has prefilled, and go on with it."""
         ...
 
     def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
-        """Share what a request that ends has stored, and free the rest."""
+        """Share the slots that an ended request has stored, and free the rest."""
         ...
 
     def release(self, table: SlotTable) -> None:
-        """Free what a request holds that will be computed again."""
+        """Free the slots of a request that will be computed again."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The blocks of a request in all groups, and what is known of its content."""
+"""The blocks of a request in all groups, and its hashes and look-ups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cache.v1.groups.base import GroupTable
 
 
 class Known:
-    """What is known of the content of a request.
+    """Block hashes of a request, and results of its latest look-up.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ LEAST_MLA_BLOCK_SIZE = 128
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
-    """What a release makes of a model's layers and the memory for its cache.
+    """The KV cache of a model as a release plans it: groups, pool and longest request.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class KVCachePlan:
 
     @property
     def kv_cache_size_tokens(self) -> int:
-        """The release's figure for the pool: what those requests hold together."""
+        """The release's figure for the pool: the tokens of those requests."""
         return int(self.max_concurrency * self.max_model_len)
 
     @property

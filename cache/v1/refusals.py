@@ -1,4 +1,4 @@
-"""What waiting requests lack, so that not every call looks them up again."""
+"""Requests that did not fit, so that not every call looks them up again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Refusals:
         self._sizes = [group.spec.block_size for group in layout.groups]
 
     def refused(self, request: TableRequest, num_tokens: int) -> None:
-        """Note what a request lacks that was just looked up, and did not fit.
+        """Note the blocks needed by a request that was just looked up, and did not fit.
 
         No hit is longer than that of full attention, which grows block by block.
 

@@ -23,7 +23,7 @@ _TILE = 128
 
 
 class _Attention(KernelEstimator):
-    """What decode and prefill share: heads, window and the bytes of a key."""
+    """Attention of decode and prefill: heads, window and the bytes of a key."""
 
     curve = ("num_heads", "num_kv_heads", "head_dim", "kv_itemsize", "window")
     keys = curve

@@ -23,7 +23,7 @@ _STATE_ITEMSIZE: Final = 4
 
 
 class _Delta(KernelEstimator, ABC):
-    """What decodes and prompts share: heads of one rank, and their widths."""
+    """Mixers of decodes and prompts: heads of one rank, and their widths."""
 
     curve = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     keys = curve

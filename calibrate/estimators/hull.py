@@ -1,4 +1,4 @@
-"""What a fit was measured around: a shape is inside between two measured ones."""
+"""The hull of measured shapes: a shape is inside between two measured ones."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Hull:
     largest count. Holes between points are inside.
 
     `reach` is in octaves, summed over the keys, within which a key that was not
-    measured is taken for the nearest one that was. With `open_below` what is smaller
-    than every measured point is inside, too: where the least that a call takes was
+    measured is taken for the nearest one that was. With `open_below` a shape below
+    every measured point is inside, too: where the least that a call takes was
     measured, its time lies between that and theirs.
     """
 

@@ -1,4 +1,4 @@
-"""A whole layer of latent attention (MLA): its projections and what they attend to."""
+"""A whole layer of latent attention (MLA): its projections and its attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Latent(KernelEstimator, ABC):
-    """What decodes and prefills share: the projections and the latent of a token."""
+    """Latent attention of decodes and prefills: projections and a token's latent."""
 
     curve = (
         *("hidden_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),

@@ -1,4 +1,4 @@
-"""What the measured points before and after a shape say of it, along each axis."""
+"""Values of the measured points before and after a shape, along each axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Neighbours:
     """Values of the nearest points on both sides along `axes`, one at a time.
 
     All other columns, and `kinds`, are the same. A point is no neighbour of itself, so
-    that what is learned from the features of measured points holds for new ones.
+    that a fit to the features of measured points holds for new ones.
     """
 
     def __init__(self, axes: tuple[str, ...], kinds: tuple[str, ...]) -> None:
@@ -78,7 +78,7 @@ class Neighbours:
     def _places(self, columns: Columns, axis: str) -> Integers:
         """Return integers that sort by all other columns, then along the axis.
 
-        Measured values of the axis are odd, what lies between them even. Below 0 where
+        Measured values of the axis are odd, places between them even. Below 0 where
         another column has a value that was not measured.
         """
         group = np.zeros(len(columns[axis]), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a roofline misses, learned from points: log of measured over predicted."""
+"""Residuals of a roofline, learned from points: log of measured over predicted."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _START: Final = np.array([8e-6, 5e-9, 0.8, 0.6, 2.0])
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What calls of a kernel move and compute, one entry a call."""
+    """Bytes, FLOPs and pieces of calls of a kernel, one entry a call."""
 
     bytes: Floats
     """Bytes that must cross the memory bus."""

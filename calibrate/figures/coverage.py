@@ -1,4 +1,4 @@
-"""What was measured, and beyond which shapes a fit extrapolates."""
+"""Maps of measured shapes, and of those beyond which a fit extrapolates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is here to calibrate with, and what to say where something is missing."""
+"""Detection of the GPU and of backends, with a remedy where one is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRY = "or look at it with --dry-run"
 
 
 def find_gpu(seed: int) -> Device:
-    """Return the GPU, ready to be timed; what is missing raises `MissingError`."""
+    """Return the GPU, ready to be timed; raise `MissingError` if that fails."""
     if importlib.util.find_spec("torch") is None:
         raise MissingError(
             "timing kernels needs torch, which is not installed: pip install"
@@ -39,7 +39,7 @@ def find_gpu(seed: int) -> Device:
 
 
 def backends_here() -> dict[str, str]:
-    """Return what is missing of each backend, empty text for those that are here."""
+    """Return a message for each missing backend, empty text for those that are here."""
     needs = {
         "vllm": "vllm is not installed",
         "flashinfer": "flashinfer is not installed: pip install flashinfer-python",

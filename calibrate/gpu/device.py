@@ -66,7 +66,7 @@ SWAPS = ((7, 4096), (3, 32768))
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a device is, apart from what is run on it."""
+    """Rates and sizes of a device, whatever runs on it."""
 
     physics: Physics
     num_sms: int
@@ -153,7 +153,7 @@ class GpuDevice:
         return check_variant(self, at, backend)
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
-        """Set a point up; what it needs beside the arena is freed with the task."""
+        """Set a point up; its memory beside the arena is freed with the task."""
         with refusing(self.timers.device):
             return self._prepare(point, backend, seed_of(seed, point.key))
 
@@ -300,7 +300,7 @@ def _attention(device: GpuDevice, at: Curve) -> Check:
 def _swapped(
     device: GpuDevice, at: Curve, backend: str, shape: tuple[int, int]
 ) -> bool:
-    """Return whether all pages arrived, and the source is what it was."""
+    """Return whether all pages arrived, and the source is unchanged."""
     transfers = device.transfers()
     pairs = transfers.pairs(Point(at, shape), torch.Generator().manual_seed(7))
     page_bytes = shape[1]

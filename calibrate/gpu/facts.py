@@ -1,4 +1,4 @@
-"""What identifies a GPU, its host and the software, and what it can do at best."""
+"""Provenance of a GPU, its host and the software, and the GPU's peak rates."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def facts_of(device: torch.device) -> dict[str, Any]:
 
 
 def versions(uuid: str | None = None) -> dict[str, str | None]:
-    """Return the versions that matter to a kernel's time; None for what is missing."""
+    """Return the versions that matter to a kernel's time; None for missing ones."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,

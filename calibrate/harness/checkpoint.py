@@ -1,7 +1,7 @@
-"""Finished blocks on disk, a line each: what a calibration resumes from.
+"""Finished blocks on disk, a line each, from which a calibration resumes.
 
-The file begins with what the calibration is (a *fingerprint*), then has one line for
-each finished block, flushed to the disk before the next begins, and one for whatever
+The file begins with the calibration's *fingerprint*, then has one line for each
+finished block, flushed to the disk before the next begins, and one for whatever
 broke the device: the process ends with it, and the next leaves that point out. A line
 that a kill cut short is dropped. A calibration resumes only into the same plan, on the
 same device.
@@ -25,7 +25,7 @@ FORMAT = "kvsim-calibration/1"
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     started: str
     """When the calibration began, UTC."""
@@ -54,7 +54,7 @@ class Checkpoint:
             os.fsync(file.fileno())
 
     def resume(self, fingerprint: dict[str, Any]) -> Resumed:
-        """Read what is finished, and cut off what a kill left of a line.
+        """Read the finished blocks, and cut off a line that a kill cut short.
 
         A checkpoint of another calibration raises UserError, which names the first
         difference.

@@ -1,4 +1,4 @@
-"""What ``kvsim calibrate`` does, apart from reading its arguments."""
+"""The work of ``kvsim calibrate``, apart from reading its arguments."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ BACKENDS = ("auto", "vllm", "flashinfer", "cuda", "triton", "torch", "dry-run")
 
 
 class Write(Enum):
-    """What may happen to files that are there."""
+    """The rule for files that are already there."""
 
     NEW = "new"
-    """Nothing."""
+    """They stay, and the calibration is refused."""
     OVER = "over"
     """Profile and checkpoint may be replaced."""
     ON = "on"
@@ -67,7 +67,7 @@ def check_arguments(
     write: Write,
     time_limit: float | None = None,
 ) -> None:
-    """Refuse what cannot be meant, before anything is imported or timed."""
+    """Refuse arguments that cannot be meant, before anything is imported or timed."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset: {preset!r}; use {', '.join(PRESETS)}")
     if time_limit is not None and not 0 < time_limit < math.inf:

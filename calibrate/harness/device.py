@@ -1,4 +1,4 @@
-"""What the harness knows of a device: a clock, operations, and tasks that yield times.
+"""A device as the harness sees it: a clock, operations, and tasks that yield times.
 
 `calibrate.harness.dry_run` is such a device on a fake clock, `calibrate.gpu` the real
 one.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MissingError(UserError):
-    """What calibration needs is not here: the message says what, and what to do."""
+    """Calibration lacks something here: the message names it and the remedy."""
 
 
 class UnsupportedPointError(RuntimeError):
@@ -79,7 +79,7 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What can be timed, the leading metric first."""
+        """Metrics that can be timed, the leading one first."""
 
     def repeats(self, metric: str) -> int:
         """Return the calls that one sample takes."""
@@ -88,7 +88,7 @@ class Task(Protocol):
         """Return `count` samples, in seconds a call."""
 
     def close(self) -> None:
-        """Give back what the task holds."""
+        """Give back the memory that the task holds."""
 
 
 class Device(Protocol):
@@ -100,10 +100,10 @@ class Device(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """What fits."""
+        """Bytes that fit."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies device, host and software, without names or paths."""
+        """Return provenance of device, host and software, without names or paths."""
 
     def clocks(self) -> dict[str, Any]:
         """Return clock rates and throttling now; read, never set."""

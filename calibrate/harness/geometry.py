@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What calibration needs to know of a model, on one of its ranks."""
+    """Shapes of a model on one of its ranks, as calibration needs them."""
 
     model: str
     num_layers: int
@@ -49,7 +49,7 @@ class Geometry:
 
     @property
     def omissions(self) -> tuple[str, ...]:
-        """What the model's steps take time for and calibration does not time."""
+        """Parts of the model's steps that calibration does not time."""
         found = []
         if self.num_experts:
             found.append(f"{self.num_experts} routed experts a layer")
@@ -78,7 +78,7 @@ class Geometry:
 def geometry_of(
     model: ModelArchitecture, block_size: int, tensor_parallel_size: int
 ) -> Geometry:
-    """Return the geometry of one rank; what is not timed here raises UserError."""
+    """Return the geometry of one rank; raise UserError if it cannot be timed."""
     ranks = tensor_parallel_size
     if model.kv_lora_rank:
         raise UserError(

@@ -1,6 +1,6 @@
 """Which points are timed: a grid for each operation, in three sizes.
 
-The grid is a function of the preset, the model's geometry and what the device holds;
+The grid is a function of the preset, the model's geometry and the device's limits;
 nothing else. Corners that do not fit are pulled in, not dropped: the largest shape that
 fits is always there.
 """
@@ -99,7 +99,7 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device and the host hold, for the grid to stay inside."""
+    """Bytes that the device and the host hold, for the grid to stay inside."""
 
     kv_tokens_bytes: int
     """Bytes of one layer's KV that a batch may hold: a third of the arena."""

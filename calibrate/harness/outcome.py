@@ -1,4 +1,4 @@
-"""What is asked of a calibration, how far it is, and what it found."""
+"""The settings, the progress and the outcome of a calibration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of a calibration."""
+    """A calibration as it is asked for."""
 
     geometry: Geometry
     preset: str
@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a calibration found."""
+    """Times and verdicts that a calibration found."""
 
     measurements: list[Measurement]
     checks: dict[str, Check]

@@ -1,4 +1,4 @@
-"""What is shown when a calibration ends: how the times compare with what is known."""
+"""The summary when a calibration ends: its times beside their references."""
 
 from __future__ import annotations
 

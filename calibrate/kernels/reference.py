@@ -1,4 +1,4 @@
-"""What the kernels must compute: plain arithmetic in high precision, block by block.
+"""The kernels' reference: plain arithmetic in high precision, block by block.
 
 Slow on purpose: each sequence's keys and values are gathered through its block table
 and attended to in one piece. Held against every kernel before it is timed, and in the

@@ -1,4 +1,4 @@
-"""What ``kvsim calibrate replay`` does, apart from reading its arguments."""
+"""The work of ``kvsim calibrate replay``, apart from reading its arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Request:
     json: bool
 
     def checked(self) -> None:
-        """Refuse what cannot be meant, before anything is imported or run."""
+        """Refuse arguments that cannot be meant, before anything is imported or run."""
         plan = self.plan
         for name, value in (
             ("max-steps", plan.max_steps),
@@ -100,7 +100,7 @@ class Request:
 
 
 def run_replay(request: Request) -> int:
-    """Do what the arguments ask; return the exit status."""
+    """Run the replay that the arguments ask for; return the exit status."""
     request.checked()
     began_s = time.monotonic()
     schedule = None if request.steps is None else Schedule(request.steps)
@@ -155,7 +155,7 @@ def _one_thread() -> None:
 
 
 class _Session:
-    """A stack on a device, and what prices its steps."""
+    """A stack on a device, and the prediction that prices its steps."""
 
     def __init__(self, request: Request, schedule: Schedule | None) -> None:
         self._request = request

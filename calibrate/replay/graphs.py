@@ -42,10 +42,10 @@ def padded_size(num_seqs: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """What all graphs of a stack have together, as they never run at once."""
+    """Memory that all graphs of a stack share, as they never run at once."""
 
     pool: Any
-    """What `torch.cuda.graph_pool_handle` gave: their activations."""
+    """Handle of their activations, from `torch.cuda.graph_pool_handle`."""
     logits: Tensor
     """(most sequences, vocabulary). Logits of its own would keep each graph's last
     activations from the next: gigabytes over all batch sizes."""
@@ -53,7 +53,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph is captured for."""
+    """Sizes that a graph is captured for."""
 
     num_seqs: int
     num_items: int

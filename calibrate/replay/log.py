@@ -21,12 +21,12 @@ Pairs = tuple[tuple[int, int], ...]
 
 SCHEDULE_FILE: Final = "schedule.jsonl.zst"
 KINDS: Final = ("decode", "mixed", "prefill", "swap", "copy")
-"""What steps are told apart by; a step that moves blocks is of the last two."""
+"""Kinds of steps; a step that moves blocks is of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a step computes of one sequence."""
+    """One sequence in a step: its query tokens, its context and its blocks."""
 
     request: str
     name: str
@@ -90,7 +90,7 @@ def kind_of(shape: BatchShape) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a schedule is to be executed with: its header."""
+    """The header of a schedule: the engine, model and pools to execute it with."""
 
     scheduler: str
     engine_version: str
@@ -169,7 +169,7 @@ class _Tables:
         self._ends = deque[tuple[float, list[str]]]()  # not seen by a call yet
 
     def step(self, line: Mapping[str, Any]) -> Step:
-        # What ends while a step is in flight may have a slot in it.
+        # A request that ends while a step is in flight may have a slot in it.
         left: list[str] = []
         while self._ends and self._ends[0][0] <= line["start_s"]:
             left += self._leave(self._ends.popleft()[1])
@@ -222,7 +222,7 @@ class _Tables:
         return pairs
 
     def _leave(self, requests: Iterable[str]) -> list[str]:
-        """Forget tables; return whose they were."""
+        """Forget the tables of requests; return the names of those tables."""
         left: list[str] = []
         for request in requests:
             left += (

@@ -1,4 +1,4 @@
-"""What a replay leaves: JSON, a table of steps, a figure, and lines on the terminal."""
+"""Output of a replay: JSON, a table of steps, a figure, and lines on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cost model says of the steps that are executed."""
+"""Predictions of a cost model for the steps that are executed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_HOST: Final[dict[str, Any]] = {"step_overhead_s": 1e-12, "request_overhead_s
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is priced: a stack, and how it is run."""
+    """A stack to be priced, and how it is run."""
 
     model: ModelArchitecture
     """With as many layers as the stack has."""
@@ -81,7 +81,7 @@ class Prediction:
         return self._whole.step(shape)
 
     def device(self, shape: BatchShape) -> StepCost:
-        """Return the cost of what the GPU does, and of launches that it waits for."""
+        """Return the cost of the GPU's work, and of launches that it waits for."""
         return self._device.step(shape)
 
 

@@ -1,4 +1,4 @@
-"""The loop of a replay: which steps, for how long, and what becomes of each."""
+"""The loop of a replay: which steps, for how long, and the result of each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def shares(counts: Mapping[str, int], most: int) -> dict[str, int]:
     """Return how many steps of each kind are taken, at most `most` together.
 
-    Every kind gets the same; what a rare kind leaves goes to the others, so that
-    swaps, one step in thousands, are not lost among decodes.
+    Every kind gets the same; the unused share of a rare kind goes to the others, so
+    that swaps, one step in thousands, are not lost among decodes.
     """
     taken: dict[str, int] = {}
     left = most
@@ -58,7 +58,7 @@ class Executor(Protocol):
 
     @property
     def variants(self) -> dict[str, str]:
-        """Return what steps are run with, by operation."""
+        """Return the variants that steps run with, by operation."""
 
     def time(self, step: Step, repeats: int) -> Timing:
         """Return the medians of `repeats` executions, after one that does not count."""
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay."""
+    """The result of a replay."""
 
     comparison: Comparison
     num_chosen: int

@@ -32,11 +32,11 @@ _EMPTY = -1
 
 
 class ReplayError(UserError):
-    """A schedule that does not do what it says."""
+    """A schedule that contradicts itself."""
 
 
 class Texts(Protocol):
-    """What requests and their answers say: ids from 0 to 2**62."""
+    """Tokens of requests and of their answers: ids from 0 to 2**62."""
 
     def prompt(self, request: str) -> Ids | None:
         """Return a prompt; None where only the blocks know it."""
@@ -144,7 +144,7 @@ class TokenPool:
         return tokens
 
     def _begun(self, query: Query, first: int) -> Ids:
-        """Return what a sequence says that was not seen before."""
+        """Return the known tokens of a sequence that was not seen before."""
         prompt = self._source.prompt(query.request)
         known = np.zeros(0, np.int64) if prompt is None else prompt
         if len(known) >= first:
@@ -166,7 +166,7 @@ class TokenPool:
 
 
 def texts_beside(place: Path) -> Texts:
-    """Return what the requests of a run say; made-up texts beside a lone schedule."""
+    """Return the texts of a run's requests; made-up texts beside a lone schedule."""
     config_path, requests_path = place / "config.yaml", place / "requests.parquet"
     if not (config_path.is_file() and requests_path.is_file()):
         return MadeUpTexts()

@@ -1,4 +1,4 @@
-"""What whole measured steps say: host time, and how far off the sum of kernels is."""
+"""Fits to whole measured steps: host time, and how far off the sum of kernels is."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fit_steps(
 
     None with fewer than `FEWEST` steps. `kernels_s` gives seconds that the GPU is busy
     with a step, not corrected; `default_s` those with the default host time, to say
-    what the fit gained. Steps are entries of a profile: ``shape``, the fields of
+    how much the fit gained. Steps are entries of a profile: ``shape``, the fields of
     `BatchShape` by name (those left out are 0), and ``p50_s``.
     """
     if len(steps) < FEWEST:

@@ -1,4 +1,4 @@
-"""What a step costs by its tokens and its requests: products, collectives, the rest."""
+"""Costs of a step by its tokens and its requests: products, collectives, the rest."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TokenTables:
         self.layers = SOURCES.get(source, SOURCES["calibrate"])
 
     def tables(self) -> Table:
-        """Return what an entry of a profile's `fit` says of tokens and requests."""
+        """Return the tables by tokens and requests of an entry of a profile's `fit`."""
         found: Table = {"tokens": self._tokens()}
         for key, table in (
             ("experts", self._experts()),
@@ -218,7 +218,7 @@ class TokenTables:
         return {name: count for name, count in each.items() if count}
 
     def _elementwise(self) -> Table | None:
-        """Return seconds of norms, rotary embedding, activation and what is beside."""
+        """Return seconds of norms, rotary embedding, activation and the like."""
         each, once = self._in_layer(self.layers.elementwise), self.layers.once
         needed = [name for name in (*each, *once) if name not in _OPTIONAL]
         curve = self._curve(needed)
@@ -307,7 +307,7 @@ class _LayerCurves:
         return total
 
     def beyond(self, tokens: Integers) -> NDArray[np.bool_]:
-        """Return which amounts lie outside what was measured."""
+        """Return which amounts lie outside the measured ones."""
         low, high = int(self.tokens.min()), int(self.tokens.max())
         return np.asarray((tokens > high) | (tokens < low))
 

@@ -1,4 +1,4 @@
-"""The roles of acceptance: what drawing asks for, and what the simulation asks.
+"""The roles of acceptance: rates for drawing, and answers for the simulation.
 
 Whether the model agrees with a draft is a property of the text and of the drafter, like
 the length of an output. The simulation asks when a step's output is processed; no
@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 
 class Acceptance(Protocol):
-    """What a drafter proposes for each request, and what its model accepts of it.
+    """Drafts proposed for each request, and how many of them its model accepts.
 
     A request's outputs are counted from 0 in the order in which the model produces
     them. Answers depend on the arguments alone, so that a request which is preempted,

@@ -1,4 +1,4 @@
-"""What becomes of drafts, drawn by request and position."""
+"""Acceptance of drafts, drawn by request and position."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class DrawnAcceptance:
         return min(self._most - bisect_right(rising, u), num_drafts)
 
     def _learn(self, request_index: int) -> _Known:
-        """Return what is drawn, or was recorded, of a request."""
+        """Return the key of a request, and its rates or its recorded drafts."""
         spec = self._specs[request_index]
         key = _mixed(self._key + request_index)
         if self._takes_counts and spec.accepted_drafts:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceProfile:
-    """What was published of one model and drafter.
+    """Published acceptance of one model and drafter.
 
     Parameters
     ----------
     name
-        What configurations know it by.
+        Its name in configurations.
     model, gpu, method
-        What it was measured with; the method in vLLM's name.
+        Of the measurement; the method in vLLM's name.
     measured_on
         Data set and sampling.
     source
@@ -71,7 +71,7 @@ class ProfileRates:
 
     The difference that a draft makes to the mean is the rate at which it is accepted.
     Where noise lets the differences rise, neighbours get their mean; where more drafts
-    made steps shorter, all rates are scaled to what was published of so many.
+    made steps shorter, all rates are scaled to the mean published for so many.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class PositionRates:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRates:
-    """What a real engine counted, under the names of its counters.
+    """Rates from a real engine's counters, under their own names.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class ClassRates:
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """What a real engine accepted, verification by verification, request by request.
+    """Drafts that a real engine accepted, a number for each verification of a request.
 
     The counts are `RequestSpec.accepted_drafts`; see `DrawnAcceptance`.
 

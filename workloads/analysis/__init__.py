@@ -1,4 +1,4 @@
-"""What a workload is like, and what a prefix cache could gain of it.
+"""Statistics of a workload, and the hits that a prefix cache could have.
 
 `describe` for rates, burstiness, lengths, prefix sharing and sessions; `prefix_curve`
 for hits against the size of the cache. Nothing here knows an engine or a clock:

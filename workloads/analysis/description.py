@@ -1,4 +1,4 @@
-"""What a workload is like: everything that `kvsim workload describe` says."""
+"""Statistics of a workload: everything that `kvsim workload describe` says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN_VALUES = 20
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the statistics read of the requests: float64 and int64, shape ``(n,)``."""
+    """Columns of the requests, for statistics: float64 and int64, shape ``(n,)``."""
 
     arrival_s: NDArray[np.float64]
     num_prompt_tokens: NDArray[np.int64]
@@ -174,7 +174,7 @@ def _ranks(values: NDArray[np.int64]) -> NDArray[np.float64]:
 class SessionShape:
     """Requests that belong together, and the chains in which they wait.
 
-    A session is what a trace names so, or else a chain: a request that waits for none
+    A session is named by its trace, or else a chain: a request that waits for none
     and all that wait for it, directly or not.
     """
 
@@ -226,7 +226,7 @@ def session_shape(requests: Sequence[RequestSpec]) -> SessionShape | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a workload is like."""
+    """Statistics of a workload, with the columns that they are of."""
 
     columns: Columns
     arrivals: ArrivalStatistics
@@ -256,7 +256,7 @@ class Description:
 
 
 def describe(requests: Sequence[RequestSpec], block_size: int = 16) -> Description:
-    """Return what a workload is like; `block_size` counts prefix sharing."""
+    """Return the statistics of a workload; `block_size` counts prefix sharing."""
     whole("block_size", block_size, 1, MAX_TOKENS, "give a block in tokens, such as 16")
     if not len(requests):
         raise WorkloadError("a workload needs a request; got none; check the file")

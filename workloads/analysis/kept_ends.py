@@ -1,8 +1,8 @@
-"""What an infinite cache finds where a hit needs more than the blocks of a prefix.
+"""Hits of an infinite cache where a hit needs more than the blocks of a prefix.
 
 Layers that look back at a window keep the blocks of few tokens, layers with a state
 keep the state at few places, and a prefix is found up to such a place only. A release
-keeps them where a prompt ends, and where it parted from what was cached: the first
+keeps them where a prompt ends, and where it parted from cached prompts: the first
 request of a shared prefix leaves nothing there, the second finds the place and leaves
 it, the third is served from it::
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 Interval = tuple[int, int]
 """Tokens of a path, counted from its root: the first, and the one behind the last."""
 Stretch = tuple[int, int, int]
-"""``(run, begin, end)``: what a path has of a run, in tokens from its root."""
+"""``(run, begin, end)``: the part of a run in a path, in tokens from its root."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptEnds:
-    """What requests find one after the other, and what they leave.
+    """Hits of requests that come one after the other, and the tokens that they keep.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ class _Kind:
     def last_end(self, path: Sequence[Stretch], limit: int) -> int:
         """Return the last block end, `limit` at most, with a whole tail before it.
 
-        What begins with the path is a whole tail, however short.
+        A tail that begins with the path is whole, however short.
         """
-        first = stop = limit  # of what is kept without a gap
+        first = stop = limit  # of the tokens kept without a gap
         for begin, end in self._backwards(path, limit):
             if end != first:
                 stop = end

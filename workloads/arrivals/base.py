@@ -1,4 +1,4 @@
-"""What an arrival process is, where it stops, and what processes share."""
+"""The role of arrival processes, where they stop, and the parts that they share."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def taken_arrivals(
     duration_s: float | None = None,
     rate_scale: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return what `arrival_times_s` does, as an array that is `spilled`."""
+    """Return the times of `arrival_times_s` as an array that is `spilled`."""
     check_stop(num_requests, duration_s)
     positive("rate_scale", rate_scale, "give a factor, such as 2.0 for twice the rate")
     most = MAX_REQUESTS + 1 if num_requests is None else num_requests

@@ -1,4 +1,4 @@
-"""What a length distribution is, and what distributions share."""
+"""The role of length distributions, and the parts that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the requests of one session have said so far."""
+"""Transcripts: the text of the requests of one session so far."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Transcript:
         return self.num_tokens + num_new_tokens <= self._most
 
     def first(self, new_tokens: int, output_tokens: int, delay_s: float) -> RequestSpec:
-        """Return the first turn, cut to what fits: its text, then its output."""
+        """Return the first turn, cut to fit: its text, then its output."""
         room = self._most - self.num_tokens
         new_tokens = int(min(new_tokens, room - 1))
         return self.turn(
@@ -102,7 +102,7 @@ class Transcript:
         )
 
     def quote(self, request: RequestSpec) -> None:
-        """Take the output of another request into what was said."""
+        """Take the output of another request into the conversation."""
         self.said = (*self.said, (request.output_segment, request.num_output_tokens))
         self.num_tokens += request.num_output_tokens
 
@@ -114,7 +114,7 @@ def told(
     max_context_tokens: int | None,
     drawn: Callable[[Draws], Iterable[PlanT]],
 ) -> Iterator[tuple[Transcript, PlanT]]:
-    """Yield a fresh transcript of each session, and what is to happen in it.
+    """Yield a fresh transcript of each session, and the plan of the session.
 
     `drawn` makes the plans of a run of sessions; few at a time, so that they fit into
     memory.
@@ -138,7 +138,7 @@ def told(
 def by_depth(
     draws: Draws, depth: int, draw: Callable[[int], NDArray[np.generic]]
 ) -> NDArray[np.generic]:
-    """Return what is drawn at each depth for each session, a row a session."""
+    """Return the draws at each depth for each session, a row a session."""
     if not depth:
         return np.zeros((draws.num_draws, 0))
     return np.stack([draw(each) for each in range(depth)], axis=1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SessionKind(Protocol):
-    """What a session's requests are."""
+    """A kind of sessions: it makes the requests of each."""
 
     def requests(
         self, arrivals_s: Sequence[float], streams: Streams
@@ -60,7 +60,7 @@ class SessionWorkload:
     Parameters
     ----------
     sessions
-        What happens in a session.
+        Kind of the sessions.
     arrivals
         When sessions begin.
     num_sessions
@@ -115,7 +115,7 @@ class SessionWorkload:
     def _checked(
         self, arrivals_s: Sequence[float], streams: Streams
     ) -> Iterator[RequestSpec]:
-        """Yield what the sessions ask, not kept here."""
+        """Yield the requests of the sessions, not kept here."""
         for number, request in enumerate(
             self.sessions.requests(arrivals_s, streams), start=1
         ):

@@ -1,4 +1,4 @@
-"""What every trace reader and writer is; what they share is imported from here.
+"""The roles of trace readers and writers; their shared parts are imported from here.
 
 Segment ids, one scheme for all readers and for synthetic traffic::
 
@@ -72,7 +72,7 @@ class TraceWriter(Protocol):
     """A format that requests can be written in."""
 
     def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
-        """Return what of these requests the format cannot hold, a line each.
+        """Return the facts of these requests that the format cannot hold, a line each.
 
         Raises
         ------

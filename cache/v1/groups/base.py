@@ -1,4 +1,4 @@
-"""What the managers of all kinds of groups have in common."""
+"""The table and the manager of a group, on which all kinds of groups build."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Get = Any
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """What a group's manager is told of the engine around it.
+    """Settings of the engine that a group's manager needs.
 
     Parameters
     ----------
     salt
-        What sets the group's keys apart from those of other groups.
+        Sets the group's keys apart from those of other groups.
     hash_block_size, hit_alignment
         See `cache.v1.specs.KVCacheLayout`.
     retention_interval
@@ -131,7 +131,7 @@ class GroupManager(ABC):
         self.num_null_blocks = 0
         self.num_used_blocks = 0
 
-    # -- what kinds of groups differ in ---------------------------------------
+    # -- differences between kinds of groups ----------------------------------
 
     def num_passed_tokens(self, num_computed_tokens: int) -> int:
         """Return how many leading tokens nothing reads any more."""
@@ -139,7 +139,7 @@ class GroupManager(ABC):
         return 0
 
     def num_stored_tokens(self, num_tokens: int, block_size: int) -> int:
-        """Return what tables hold of so many tokens, in slots of a smaller block."""
+        """Return how many of `num_tokens` tables hold, in slots of a smaller block."""
         num_tokens -= self.num_null_blocks * self.block_size
         return num_tokens * block_size // self.block_size
 
@@ -181,12 +181,12 @@ class GroupManager(ABC):
         limit
             In tokens.
         get, salt
-            ``get(hash ^ salt)`` is what is cached of a block.
+            ``get(hash ^ salt)`` gives the cached blocks of a hash, or None.
 
         Returns
         -------
         (list, int)
-            What was got, None for what need not be there; and its tokens.
+            Answers of `get`, None for blocks that may be missing; and the hit's tokens.
         """
 
     # -- admission ------------------------------------------------------------
@@ -213,7 +213,7 @@ class GroupManager(ABC):
         request
             Has no table.
         hits, num_hit_tokens
-            What the group has of it.
+            Its cached prefix in the group.
         num_tokens, num_slots
             That its table is to hold: without and with those of its drafter.
         is_whole
@@ -340,7 +340,7 @@ class GroupManager(ABC):
         num_tokens: int,
         junction: int,
     ) -> None:
-        """Make what the first `num_tokens` tokens fill findable, where it is kept.
+        """Make blocks that the first `num_tokens` tokens fill findable, where kept.
 
         A block has a key once the tokens are known that its key covers.
         """
@@ -379,7 +379,7 @@ class GroupManager(ABC):
         self._release(held)
 
     def _release(self, entries: list[KVCacheBlock]) -> None:
-        """Drop what were entries of a table."""
+        """Free the former entries of a table."""
         pool = self.pool
         num_free = pool.num_free_blocks
         pool.free_blocks(entries)

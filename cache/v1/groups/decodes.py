@@ -53,7 +53,7 @@ class GroupTables(Protocol):
 
 
 class Look(NamedTuple):
-    """What a decode may need in a step, by its computed tokens modulo the period.
+    """Groups that a decode's step may change, by its computed tokens modulo the period.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class Decodes(ABC):
     ) -> int:
         """Return how many steps, at most `most`, surely have their blocks.
 
-        What is left behind meanwhile is not counted on.
+        Blocks left behind meanwhile are not counted on.
         """
         num_free = self._tables.num_free_blocks
         num_rounds = most // self._least_size + 1
@@ -279,7 +279,7 @@ class BlockDecodes(Decodes):
     pool
         Of the blocks.
     register
-        Registers what so many tokens of a request fill.
+        Registers the blocks that so many tokens of a request fill.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class BlockDecodes(Decodes):
 def _look(
     managers: Sequence[GroupManager], phase: int, processed: int, ends: Collection[int]
 ) -> Look:
-    """Return what is needed by computed, and by processed tokens modulo the period."""
+    """Return the groups by computed, and by processed tokens modulo the period."""
     givers, openers = [], []
     for number, manager in enumerate(managers):
         block_size = manager.block_size

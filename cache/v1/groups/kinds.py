@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine's arguments say of the tables that requests can have.
+    """Limits that an engine's arguments set for the tables of requests.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ class EngineLimits:
 def check_layout(
     layout: KVCacheLayout, retention_interval: int | None, *, enable_caching: bool
 ) -> None:
-    """Refuse blocks without tokens, and what no release looks prefixes up with.
+    """Refuse blocks without tokens, and settings no release looks prefixes up with.
 
-    That is an interval at whose ends no block ends, and chunks beside longer blocks.
+    Those are an interval at whose ends no block ends, and chunks beside longer blocks.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_drafts(
     enable_caching: bool,
     has_policy: bool,
 ) -> None:
-    """Refuse drafts where what becomes of them is not known.
+    """Refuse drafts where their handling is not known.
 
     Raises
     ------

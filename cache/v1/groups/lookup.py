@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Hit(NamedTuple):
-    """What is cached of a request.
+    """The cached prefix of a request.
 
     Attributes
     ----------
     blocks
-        By group; null blocks for what nothing reads.
+        By group; null blocks for tokens that nothing reads.
     num_tokens
         Of the prefix that all groups have.
     longest
@@ -35,7 +35,7 @@ class Hit(NamedTuple):
 
     @property
     def junction(self) -> int:
-        """Where others who share the longest prefix resume, once all groups keep it.
+        """Where other requests with the longest prefix resume, once all groups keep it.
 
         0 if that is where this hit ends already.
         """
@@ -55,7 +55,7 @@ class Bucket:
     managers
         By number of the group.
     pool
-        What is cached.
+        Finds cached blocks.
     """
 
     def __init__(self, managers: dict[int, GroupManager], pool: BlockPool) -> None:
@@ -103,7 +103,7 @@ class Lookup:
     managers
         Of the groups.
     pool
-        What is cached.
+        Finds cached blocks.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What an eviction policy of the prefix cache is told, and asked for."""
+"""The base class of eviction policies of the prefix cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CachePolicy(ABC):
     is in use or evictable, and `hit` may also come while it is in use. Blocks without
     content are no business of a policy: they are used up before anything is evicted.
 
-    A block is its id; what it holds is its *content*, a 64-bit key that is the same
-    whenever the same prefix is computed, so what was evicted is remembered by content.
+    A block is its id; its *content* is a 64-bit key that is the same whenever the same
+    prefix is computed, so evicted blocks are remembered by content.
     Two requests that compute the same text side by side leave two blocks of one
     content; each is a block of its own here.
 
@@ -29,8 +29,8 @@ class CachePolicy(ABC):
 
     exact_on_fast_path: ClassVar[bool] = False
     """Whether the order is that of the engine's own free queue, so that
-    `cache.v1.runs.tables` evicts the same blocks. A subclass says it for itself: what
-    it inherits speaks for another order."""
+    `cache.v1.runs.tables` evicts the same blocks. A subclass says it for itself: an
+    inherited value speaks for another order."""
 
     orders_uncached: ClassVar[bool] = False
     """Whether `released` is also told of blocks without content where the release (V1
@@ -54,7 +54,7 @@ class CachePolicy(ABC):
         block_id
             The block.
         content
-            What it holds, and all before it.
+            Key of its tokens and of all before them.
         depth
             Blocks before it in its prompt.
         """

@@ -18,7 +18,7 @@ _NUM_STALE_ENTRIES_ALLOWED = 64
 
 @dataclass(slots=True, eq=False)
 class HeldBlock:
-    """What a sort key may look at. Times are numbers of releases, of any block."""
+    """A block as a sort key sees it. Times are numbers of releases, of any block."""
 
     block_id: int
     content: int

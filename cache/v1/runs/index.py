@@ -1,4 +1,4 @@
-"""What is cached of which run."""
+"""The cached blocks of runs, by run key."""
 
 from __future__ import annotations
 

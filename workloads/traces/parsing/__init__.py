@@ -1,1 +1,1 @@
-"""What readers share: files, lines, values, order, and what to do with bad ones."""
+"""Shared parts of readers: files, lines, values, order, and rules for bad ones."""

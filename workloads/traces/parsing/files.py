@@ -1,4 +1,4 @@
-"""Trace files as lines, plain or compressed; what becomes of bad lines and failures."""
+"""Trace files as lines, plain or compressed; the rules for bad lines and failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def numbered_lines(
     """Yield ``(line_number, text)`` of a text file, blank lines left out.
 
     `bad` decides on lines that are no text; None refuses the first. Broken compressed
-    data is refused whatever `bad` says, as what follows is unknown.
+    data is refused whatever `bad` says, as the lines behind it are unknown.
     """
     number = 0
     try:
@@ -114,7 +114,7 @@ def broken(path: str | Path, number: int, error: Exception) -> WorkloadError:
 
 
 def _compression_of(path: str | Path, error: Exception) -> str | None:
-    """Return whose data is broken, or None if the file itself cannot be read."""
+    """Return the compression that is broken, or None if the file cannot be read."""
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return "gzip"
     # Arrow's own errors carry no number of the system's.
@@ -136,7 +136,7 @@ def _unreadable(path: str | Path, error: Exception) -> WorkloadError:
 
 
 class BadLines:
-    """What becomes of malformed lines: the first is refused, or all are left out."""
+    """The rule for malformed lines: the first is refused, or all are left out."""
 
     def __init__(self, path: str | Path, skip: bool) -> None:
         self.path = path
@@ -148,7 +148,7 @@ class BadLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.report()  # after an error, too: none may be left for what was left out
+        self.report()  # after an error, too: lines may have been left out
 
     def refuse(self, line_number: int, problem: str) -> None:
         """Raise TraceFormatError, or count the line."""
@@ -191,7 +191,7 @@ def check_rule(rule: str) -> None:
 
 
 class Failures:
-    """What becomes of the failed requests of one file, with a warning at the end."""
+    """The rule for failed requests of one file, with a warning at the end."""
 
     def __init__(self, path: str | Path, rule: FailureRule) -> None:
         self.path = path
