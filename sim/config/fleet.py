@@ -49,7 +49,7 @@ class PoolTable(ConfigTable):
 
 
 class PricesTable(ConfigTable):
-    """What GPUs cost; the keys of a plan's prices that say so."""
+    """Prices of GPUs; the keys of a plan's prices that give them."""
 
     per_gpu_hour: Annotated[
         dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)
@@ -74,7 +74,7 @@ _FATES: Final = ("retry", "lose")
 
 
 class EventTable(ConfigTable):
-    """What happens to one engine at a time."""
+    """An event of one engine, at a time of the run."""
 
     time_s: Annotated[float, Field(ge=0)]
     kind: str

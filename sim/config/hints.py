@@ -47,7 +47,7 @@ _RATES = frozenset({"rate", "request_rate", "qps", "rps"})
 _MANY = 15
 """Choices of which a list helps less than the one that was meant."""
 
-# What pydantic puts into a path to tell the branches of a union apart.
+# Names that pydantic puts into a path to tell the branches of a union apart.
 _TYPE_NAMES = ("str", "dict[str,any]", "[key]")
 
 _COMMANDS = {

@@ -89,7 +89,7 @@ def check_flow(kind: str, scheduler: str, given: dict[str, Any]) -> None:
     Parameters
     ----------
     kind, scheduler
-        The way, and whose it is.
+        The way, and its scheduler.
     given
         Values of `PAIR_KEYS`; None for what is left out.
 

@@ -1,7 +1,7 @@
 """Files that a configuration would run: which they are, and how they are refused.
 
-A value ``path/to/file.py:ClassName`` runs that file with all that its user may do. Who
-runs the configuration of somebody else gives ``--no-plugins``.
+A value ``path/to/file.py:ClassName`` runs that file with all that its user may do.
+``--no-plugins`` refuses such files, as for the configuration of another user.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class TrafficConfig(ConfigTable):
 
 
 class GoodputConfig(ConfigTable):
-    """What a good request keeps to; see `sim.results.metrics.goodput`."""
+    """Limits that a good request keeps to; see `sim.results.metrics.goodput`."""
 
     ttft_ms: Limit | None = None
     tpot_ms: Limit | None = None

@@ -30,7 +30,7 @@ _KEPT = 2
 
 
 class Shelf(Protocol):
-    """What may stand in for a trace reader."""
+    """A source of readers that may stand in for a trace's own."""
 
     def instead_of(self, table: Mapping[str, Any], reader: TraceReader) -> TraceReader:
         """Return what reads the trace of `table`: `reader`, or something quicker."""

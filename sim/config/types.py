@@ -1,4 +1,4 @@
-"""What the tables of a configuration are made of: types, and their strictness."""
+"""Types of the tables of a configuration, and their strictness."""
 
 from __future__ import annotations
 

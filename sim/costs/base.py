@@ -1,4 +1,4 @@
-"""What a step costs: the shape of a batch in, seconds out.
+"""The price of a step: the shape of a batch in, seconds out.
 
 The engine knows the `CostModel` protocol and nothing else.
 """
@@ -44,7 +44,7 @@ class StepCost(NamedTuple):
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """What adds up to `total_s`, in the order of `STEP_PARTS`."""
+        """Seconds that add up to `total_s`, in the order of `STEP_PARTS`."""
         return self[1:9]
 
 

@@ -293,7 +293,7 @@ _MOST = {"block_size": 2**16, "max_num_batched_tokens": 2**24}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be compared.
+    """The model, the GPU and the engine arguments of a comparison.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the fused kernels of routed experts reach, by chip and precision."""
+"""Rates that fused kernels of routed experts reach, by chip and precision."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ activation, down."""
 OTHER_LAUNCHES: Final = 4
 """Embedding, last norm, output projection, sampler."""
 LAUNCH_S: Final = 26e-6
-"""What a kernel takes the host in eager mode, Python between kernels included."""
+"""The host's time for a kernel in eager mode, Python between kernels included."""
 LAUNCH_INTERVAL_S: Final = [15e-6, 40e-6]
 LAUNCH_SOURCE: Final = (
     "one source: 8.4 ms a decode of Llama-3.1-8B on H100 in eager mode, 324 kernels"

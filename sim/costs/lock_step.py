@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
 
 DUMMY: Final = BatchShape(1, 1, 0, 0, 0, 0)
-"""What a rank without work computes: one token. Source: vLLM 0.33.0,
+"""The batch of a rank without work: one token. Source: vLLM 0.33.0,
 ``v1/worker/gpu_worker.py`` (`execute_dummy_batch`)."""
 
 
@@ -47,7 +47,7 @@ class RankStep(NamedTuple):
     cost: StepCost
     """As long as that of the others."""
     wait_s: float
-    """What it waited for the slowest: part of ``cost.allreduce_s``."""
+    """Its wait for the slowest rank: part of ``cost.allreduce_s``."""
 
 
 def steps_together(

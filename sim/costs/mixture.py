@@ -1,4 +1,4 @@
-"""What attention costs a model whose layers differ: windows, chunks, states.
+"""Attention time of a model whose layers differ: windows, chunks, states.
 
 A step's shape holds sums over its requests. They are taken for equal requests: a *mean
 decode* has the mean context, a *mean chunk* the mean query and the mean past. What such

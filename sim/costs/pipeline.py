@@ -29,14 +29,14 @@ _SEND_SHARE: Final = 0.77
 
 
 class StageLinks:
-    """What stages send each other: two activations a token, in parts over the ranks.
+    """Transfers between stages: two activations a token, in parts over the ranks.
 
     Each rank of a stage sends its share, and the ranks of the next gather the whole.
 
     Parameters
     ----------
     model, gpu
-        What is served, and on what.
+        The served model, and its GPU.
     tensor_parallel_size, num_stages
         Ranks of a stage, and stages. They fill nodes one after the other; stages on
         different nodes reach each other over the network.

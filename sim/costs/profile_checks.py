@@ -1,4 +1,4 @@
-"""What a profile must obey to be believed: physics, order, and where it comes from."""
+"""Rules that a profile must obey to be believed: physics, order, and provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may set of the roofline: efficiencies and overheads, with sources."""
+"""The user's parameters of the roofline: efficiencies and overheads, with sources."""
 
 from __future__ import annotations
 

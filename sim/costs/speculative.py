@@ -1,4 +1,4 @@
-"""What verifying drafts and proposing them adds to a step."""
+"""Time that verifying drafts and proposing them adds to a step."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class SpeculativeCost:
             self.together = _all_together(model, drafter)
 
     def __getattr__(self, name: str) -> Any:
-        # What the host does is the target's; nothing else is handed on.
+        # The host's work is the target's; nothing else is handed on.
         if name.startswith("host_"):
             return getattr(self._model, name)
         raise AttributeError(name)

@@ -202,7 +202,7 @@ def goes_by_kernel(transfer: Transfer, num_blocks: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Swapping:
-    """What swaps add to a step.
+    """Time that swaps add to a step.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the layers of a model move and multiply, in bytes and FLOPs."""
+"""Bytes that the layers of a model move, and FLOPs that they compute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own_flops_per_s(scheme: QuantizationScheme | None, gpu: GpuSpec) -> float | 
 
 
 class Volume:
-    """What the GEMMs of some tensors read and multiply on one rank."""
+    """Weights and activations in the GEMMs of some tensors, on one rank."""
 
     __slots__ = ("activations", "bytes", "plain_elements", "quantised_elements")
 

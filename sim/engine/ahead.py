@@ -63,7 +63,7 @@ class HostQueue(Stages):
         priced = cost_model if self._model is None else self._model.model
         self.total_s = batch_total_of(priced)
         self._log = log
-        if log.tell_outputs is not None:  # of the engine whose place this one takes
+        if log.tell_outputs is not None:  # of the engine that this one replaces
             log.flush()
         self._log_end, log.tell_outputs = log.ends_s.append, self._tell_outputs
         self._awaited = array("d")  # the end of a step that the log has, in flight

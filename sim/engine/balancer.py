@@ -28,7 +28,7 @@ _REPEATED_AFTER_S: Final = 5.0
 
 
 class Load(NamedTuple):
-    """What a rank tells of itself."""
+    """The queue lengths and the cache usage that a rank reports."""
 
     num_waiting: int
     num_running: int

@@ -1,4 +1,4 @@
-"""What runs beside the steps of an engine: copies of blocks, to a tier or an engine."""
+"""Copies of blocks beside the steps of an engine, to a tier or to another engine."""
 
 from __future__ import annotations
 

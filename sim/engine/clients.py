@@ -23,7 +23,7 @@ _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 class Server(Protocol):
-    """What clients hand requests to: an engine, or what stands before several."""
+    """A server that clients hand requests to: one engine, or several as one."""
 
     @property
     def env(self) -> simpy.Environment:

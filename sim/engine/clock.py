@@ -204,7 +204,7 @@ class At(Event):
         self.callbacks: Any = []
         self._value: Any = None
         self._ok = True
-        # What Environment.schedule does, with a time in place of a delay.
+        # As Environment.schedule does, with a time in place of a delay.
         queue: list[Any] = env._queue
         heappush(queue, (time_s, priority, next(env._eid), self))
 

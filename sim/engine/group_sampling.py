@@ -1,4 +1,4 @@
-"""What the model does with a batch of sequence groups: tokens, forks, beams, ends.
+"""The model's output for a batch of sequence groups: tokens, forks, beams, ends.
 
 The counterpart of `sim.engine.sampling` for the generations that schedule groups, and
 like it the only reader of output lengths (invariant 4). Which beam survives is the
@@ -89,7 +89,7 @@ class TurnCalendar(OutputCalendar):
 
 
 class GroupSampler(ABC):
-    """What the two ways of processing output share.
+    """Base of the two ways of processing output.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What looks on while an engine takes its steps."""
+"""Listeners and observers of the steps of an engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StepListener(Protocol):
 
 
 class Observers:
-    """What is called after every so many steps: progress, checks.
+    """Functions that are called after every so many steps: progress, checks.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ class FailsLoad(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What copies.
+    """The worker that copies: its prices, its rules and its failures.
 
     Parameters
     ----------

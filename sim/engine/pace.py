@@ -1,4 +1,4 @@
-"""What an engine asks of others with which it steps together."""
+"""The common pace of engines that step together."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ class Pairs(TwoPools):
         return found
 
     def _outlive(self, request: Request, place: int, prompt: Request) -> None:
-        """Let a request begin again whose prefiller dies, or let it go."""
+        """Let a request begin again if its prefiller dies, or let it go."""
         self._forget_decoder(request)
         if self._retries(place):
             self.submit(request)

@@ -41,7 +41,7 @@ class StagedCostModel(Protocol):
 
 
 class RunsBeside(Protocol):
-    """What runs beside steps on the GPU."""
+    """Work that runs beside steps on the GPU."""
 
     def enter(self, begin_s: float, total_s: float, *, computes: bool) -> float:
         """Let a step begin that takes so long alone; return what it takes more."""

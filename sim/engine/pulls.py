@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PullRules:
-    """What a pull takes beside its share of the links.
+    """Sizes and fixed times of a pull, beside its share of the links.
 
     Parameters
     ----------

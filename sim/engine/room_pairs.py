@@ -146,7 +146,7 @@ class RoomPairs(TwoPools):
                 self._fail(room, place)
 
     def _fail(self, room: Meeting, place: int) -> None:
-        """Let a request begin again, or go, whose prompt was lost with an engine."""
+        """Let a request begin again, or go: its prompt was lost with an engine."""
         room.is_closed = True
         room.target.note_lost(room, self.env.now)
         room.begins_again = self._retries(place)

@@ -1,4 +1,4 @@
-"""What the model does with a batch: tokens appear, and outputs end.
+"""The model's output for a batch: tokens appear, and outputs end.
 
 The only place that knows how long an output will be (invariant 4): schedulers decide
 first, this part then says which requests got a token and which are done.

@@ -1,4 +1,4 @@
-"""What a router is told of its engines, at the times at which it asks."""
+"""Loads of engines, as a router scrapes them at its interval."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class SessionClient:
         self.client = client
         self._specs = specs
         self._front_end_s = front_end_s
-        # A user each is enough for all: what nobody needs takes no memory.
+        # A user each is enough for all: more would only take memory.
         most = max_concurrent_users
         self._users = _Users(env, None if most is None else min(most, len(specs)))
         self._follow_ups = FollowUps(specs)

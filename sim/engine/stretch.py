@@ -21,8 +21,8 @@ class Stretch:
     ends_s
         When each step ends, in order.
     begin_s
-        When the first one begins, in seconds: now, or at the end of a step that nobody
-        sees.
+        When the first one begins, in seconds: now, or at the end of a step that is not
+        seen.
     priority
         Of the steps of this engine among what happens at one instant.
 

@@ -1,4 +1,4 @@
-"""What the model does with drafts: some are accepted, and one token follows them."""
+"""The model's verdict on drafts: some are accepted, and one token follows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Verified(NamedTuple):
-    """What became of a request's drafts in a step."""
+    """The drafts of a request in a step, and how many were accepted."""
 
     request: Request
     num_drafts: int
@@ -21,7 +21,7 @@ class Verified(NamedTuple):
 
 
 _NONE = None, 0, 0
-"""What became of the drafts of a request that had none."""
+"""Drafts of a request that had none."""
 
 
 class SpeculativeSampler(InFlightSampler):

@@ -21,7 +21,7 @@ All2AllBackend = Literal[
     "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
 ]
 GATHERING: Final = "allgather_reducescatter"
-"""What the release does where nothing is said."""
+"""The release's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ INTERCONNECTS: Mapping[str, Interconnect] = MappingProxyType(
 
 
 DEFAULT_NETWORK = "infiniband_ndr"
-"""What connects nodes where nothing is said: a port a GPU, as in a DGX H100 or H200."""
+"""The default network between nodes: a port a GPU, as in a DGX H100 or H200."""
 
 _PCIE_BYTES_PER_S: Final = {3: 16e9, 4: 32e9, 5: 64e9}
 """Of 16 lanes, by generation."""

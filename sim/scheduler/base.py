@@ -1,4 +1,4 @@
-"""What the engine asks of a scheduler, and what it gets back."""
+"""The scheduler as the engine calls it, and the decisions that it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PreemptionMode(Enum):
-    """What becomes of a preempted request's KV blocks."""
+    """The fate of a preempted request's KV blocks."""
 
     RECOMPUTE = "recompute"
     """Blocks are freed; all tokens are computed again."""

@@ -211,7 +211,7 @@ class Server:
     pool_in_tokens
         The option that says how many tokens the pool has, where blocks are not said.
     dialect
-        Whose names its metrics and pages have; see `sim.serving.dialects`.
+        The server whose names its metrics and pages have; see `sim.serving.dialects`.
     """
 
     command: tuple[str, ...] = ("vllm", "serve")

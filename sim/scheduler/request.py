@@ -36,7 +36,7 @@ class RequestStatus(Enum):
     FINISHED_REJECTED = "finished_rejected"
     """Could never be served, or no further; refused with a reason."""
     FINISHED_ERROR = "finished_error"
-    """What it was to load could not be loaded."""
+    """Blocks that it was to load could not be loaded."""
 
     leads_to: tuple[RequestStatus, ...]
     """The legal next ones: `TRANSITIONS`, without hashing, which enums do slowly."""
@@ -96,7 +96,7 @@ class IllegalTransitionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What schedulers read of a request's sampling parameters.
+    """Sampling parameters of a request, as schedulers read them.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ class Request:
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """What generations that schedule sequences read of it."""
+        """Its parameters for generations that schedule sequences."""
         return SamplingParams(
             n=self.num_sequences,
             best_of=self.num_sequences,

@@ -1,4 +1,4 @@
-"""What a scheduler is made of beside its own settings: the KV cache it manages."""
+"""The KV cache that a scheduler manages, beside its own settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a policy may look at: requests and the engine, read-only.
+"""Read-only views of requests and the engine, for policies.
 
-A policy decides on what a real engine knows. So it never gets a request, which carries
-the length at which the model will end it, but a view of one (invariant 4).
+A policy decides on facts that a real engine knows. So it never gets a request, which
+carries the length at which the model will end it, but a view of one (invariant 4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = Any  # an array of 64-bit integers; numpy is imported where it is needed
 
 
 class Holdings(Protocol):
-    """What a generation's cache knows of a running request."""
+    """Tokens and blocks that a generation's cache has of a running request."""
 
     def num_output_tokens(self, request: Request) -> int:
         """Tokens generated so far, of all its sequences."""

@@ -1,4 +1,4 @@
-"""Wakes who waits for a time, to a tenth of a millisecond where the system can."""
+"""Wakes a waiting task at a time, to a tenth of a millisecond where the system can."""
 
 from __future__ import annotations
 

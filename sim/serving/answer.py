@@ -1,4 +1,4 @@
-"""What a client waits for."""
+"""Answers that clients wait for, and the error of an engine that has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EngineDeadError(RuntimeError):
 
 
 class Answer:
-    """What a client waits for: its prompts times samples, in order.
+    """An answer that a client waits for: its prompts times samples, in order.
 
     Parameters
     ----------

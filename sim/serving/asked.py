@@ -1,4 +1,4 @@
-"""What a client asks for: bodies of completions and chats, checked."""
+"""Requests of clients: bodies of completions and chats, checked."""
 
 from __future__ import annotations
 

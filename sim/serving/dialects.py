@@ -1,4 +1,4 @@
-"""What sets the API of one kind of server apart from that of another."""
+"""Dialects: the differences between the APIs of the kinds of server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came to the engines of a fleet, as one run of the fleet with its router."""
+"""Arrivals at the engines of a fleet, as one run of the fleet with its router."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
 
 ARRIVALS: Final = "arrivals.jsonl"
-"""What came, as a trace; the configuration beside it simulates it again."""
+"""The arrivals, as a trace; the configuration beside it simulates it again."""
 CONFIG: Final = "config.yaml"
 
 
@@ -30,7 +30,7 @@ def replayed(config: RunConfig, arrivals: Path) -> RunConfig:
 
 
 def join(config: RunConfig, directory: Path, folders: Iterable[Path]) -> bool:
-    """Write what came to all engines beside their folders; return whether anything did.
+    """Write the arrivals at all engines beside their folders; return whether any were.
 
     The configuration that is written has the fleet's router, so that its choices can
     be held against those of the real router that was there.

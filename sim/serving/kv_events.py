@@ -39,7 +39,7 @@ _UNSIGNED: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a block key stands for."""
+    """The content that a block key stands for."""
 
     parent: int | None
     token_ids: Sequence[int]

@@ -284,7 +284,7 @@ class LiveEngine:
             self._said_s, self._late_s = now_s, 0.0
 
     def fail(self, error: BaseException) -> None:
-        """End the engine for a fault: all who wait are told."""
+        """End the engine for a fault: all open answers are told."""
         self.fault = error
         for answer in self._answers.values():
             answer.fault = str(error) or type(error).__name__
@@ -377,7 +377,7 @@ class LiveEngine:
         """Let happen what is due, and wait for what comes next."""
         self._next_turn = None
         if self.fault is None:
-            with suppress(Exception):  # who drives is told by `fail`
+            with suppress(Exception):  # the driver is told by `fail`
                 self.advance()
         self._wait()
 

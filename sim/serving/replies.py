@@ -1,4 +1,4 @@
-"""What clients read of an answer, in whole or in parts."""
+"""Bodies of an answer, in whole or in parts."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ class ServedEngine:
         Raises
         ------
         Exception
-            What ended an engine that nobody told to.
+            The fault of an engine that ended without being told to.
         """
         while True:
             if self.on_late is not None:

@@ -36,7 +36,7 @@ class Prompt:
     segments
         Its identity: equal where the text is equal, block by block.
     ids
-        Returns its token ids, for those who watch the cache.
+        Returns its token ids, for observers of the cache.
     """
 
     num_tokens: int

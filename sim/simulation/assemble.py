@@ -157,7 +157,7 @@ def make_cost_model(
     ):
         own = model_of_stage(model, num_stages, stage)
         cost = _built_cost_model(config, own, gpu, copied_bytes)
-        # What does not look at the model prices all layers, whichever it is given.
+        # A cost model that ignores layers prices all, whichever model it is given.
         is_whole = cost.step(_PROBE) == whole.step(_PROBE)
         stages.append((cost, layers / model.num_hidden_layers if is_whole else 1.0))
     tp = engine.tensor_parallel_size

@@ -1,4 +1,4 @@
-"""What a run writes on request, beside its results: ``--record``."""
+"""Files that a run writes on request, beside its results: ``--record``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.simulation.run import Simulation
 
 RECORDS = ("schedule", "blocks")
-"""What can be recorded besides."""
+"""Kinds of records that a run can write besides."""
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _tiers(scheduler: Any) -> list[BlockTier]:
     Raises
     ------
     ConfigError
-        If nobody can observe its blocks.
+        If its blocks cannot be observed.
     """
     if hasattr(type(scheduler), "tiers"):
         tiers: list[BlockTier] = scheduler.tiers()

@@ -1,4 +1,4 @@
-"""What a fleet did, from the recordings of its engines."""
+"""Numbers of a fleet, from the recordings of its engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the summary says of parts that only some runs have."""
+"""Numbers of the summary that only some runs have."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ class Simulation:
         )
 
     def _check_rejections(self, recording: Recording) -> None:
-        """Warn of rejected requests; refuse a run that served nobody."""
+        """Warn of rejected requests; refuse a run that served no request."""
         num_rejected, line = summary.rejections(recording)
         if not num_rejected:
             return

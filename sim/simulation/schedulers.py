@@ -111,7 +111,7 @@ def make_scheduler(
         and generation.budget_follows_length
         and not chunks_prefill(config, model, generation)
     ):
-        # What the release takes for that length: a budget of the model's own length
+        # The release's budget for that length: a budget of the model's own length
         # would let prompts be padded without end.
         budget = max(most, V0_CHUNKED_BATCHED_TOKENS)
         capacity = replace(capacity, max_num_batched_tokens=budget)
@@ -190,7 +190,7 @@ def _construct(
         )
     except ConfigError as error:
         cause = error.__cause__
-        # What it refuses begins with the key, where one key is to blame.
+        # Its message begins with the key, where one key is to blame.
         if isinstance(cause, SchedulerError) and str(cause).split()[0] in arguments:
             raise ConfigError(f"engine.{cause}") from error
         raise

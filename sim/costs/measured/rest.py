@@ -1,4 +1,4 @@
-"""What a measured step takes besides attention.
+"""Parts of a measured step besides attention.
 
 Each of these is a table of the profile where it has one, and the datasheet's else:
 products, collectives and element-wise kernels by tokens, output projection and sampler

@@ -217,7 +217,7 @@ class _Axis:
         """Where one segment ends and the next begins."""
         self.from_ = self.first - _HALF_A_TOKEN
         self.to = self.last + _HALF_A_TOKEN
-        """What lies outside these was extrapolated."""
+        """Values outside these were extrapolated."""
 
     def search(self) -> tuple[float, float, tuple[float, ...]]:
         """Return `from_`, `to` and `inner`: unpacking is faster than attributes."""
@@ -256,7 +256,7 @@ def _touched(beyond: Flags) -> Flags:
 
 
 class PastFactor:
-    """What a past does: a chunk's time over that of a fresh one with as many pairs.
+    """Factor of a past: a chunk's time over that of a fresh one with as many pairs.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ _Cell = tuple[
 
 
 class BesideFactor:
-    """What chunks and decodes do to each other: their time over the sum of both alone.
+    """Factor of chunks and decodes together: their time over the sum of both alone.
 
     One kernel serves both where an engine has one for mixed batches: small work fills
     gaps of the other (below 1), long contexts are walked without being split (above 1).

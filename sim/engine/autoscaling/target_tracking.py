@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Metric(Enum):
-    """What is kept at a target: the mean over the replicas of a pool."""
+    """The metric kept at a target: its mean over the replicas of a pool."""
 
     WAITING_REQUESTS = "waiting_requests"
     """Requests in the queue of an engine, vLLM's ``num_requests_waiting``."""
@@ -32,7 +32,7 @@ class Metric(Enum):
 
 
 class PolicyKind(Enum):
-    """What a policy counts replicas in."""
+    """The unit in which a policy counts replicas."""
 
     PODS = "pods"
     """Replicas."""

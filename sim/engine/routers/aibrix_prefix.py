@@ -187,7 +187,7 @@ class AIBrixPrefix(RandomRouter):
             By place, how much it knows of the prompt.
         """
         if len(self.places) == 1:
-            return []  # whose deviation is not a number
+            return []  # the deviation of one load is not a number
         loads = self.num_in_flight
         ready = [loads[place] for place in self.places]
         most = fmean(ready) + self.standard_deviation_factor * stdev(ready)

@@ -29,7 +29,7 @@ def prompt_hashes(request: Request, block_size: int) -> list[int]:
     Parameters
     ----------
     request
-        Whose prompt.
+        The request of the prompt.
     block_size
         Tokens a block of the router's, whatever the engine's is.
     """

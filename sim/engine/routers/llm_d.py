@@ -137,7 +137,7 @@ class LlmD(RandomRouter):
         self._loads = loads
         queues = [loads[place].num_waiting for place in self.places]
         longest, shortest = max(queues), min(queues)
-        # What is told does not change until it is told again.
+        # Loads do not change until they are told again.
         self._without_prefix = [
             self.queue_weight
             * (

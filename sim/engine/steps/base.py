@@ -1,4 +1,4 @@
-"""What all ways of taking steps share."""
+"""The base of all ways of taking steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class EmptySteps:
 
 
 class Owner(Protocol):
-    """What steps need of their engine; see `sim.engine.loop.Engine`."""
+    """The parts of an engine that its steps need; see `sim.engine.loop.Engine`."""
 
     env: Clock
     scheduler: Any

@@ -67,7 +67,7 @@ class AheadSteps(ClockedSteps):
         self._hosts: Mapping[int, tuple[float, int]] = ByCount(_never_hidden)
         if owner.pace is None:
             self._batch_total = self._batches.total_s
-            if self._batches.beside is None:  # whose copies add to each step
+            if self._batches.beside is None:  # its copies add to each step
                 self._hosts = self._batches.hosts
         self._prepare_s = getattr(owner.cost_model, "prepare_s", 0.0)
 

@@ -68,7 +68,7 @@ class EngineArguments:
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
     pipeline_parallel_size: int = 1
     stage: int = 0
-    """Of the pipeline, from 0: whose memory is divided."""
+    """Of the pipeline, from 0: the stage that the memory is of."""
     defaults: tuple[str, ...] = field(default=())
     """Names of the arguments that are at the release's defaults."""
 

@@ -143,7 +143,7 @@ MEASURED_BATCH = WIDE_BATCH
 
 @dataclass(frozen=True, slots=True)
 class EngineEra:
-    """What a range of releases holds beside the model."""
+    """Memory that a range of releases holds beside the model."""
 
     first: tuple[int, int]
     """The first of them, 0.NN.N."""

@@ -61,14 +61,14 @@ class CapacityEstimate:
     total_bytes: int
     """Physical memory of one GPU."""
     requested_bytes: int
-    """What `gpu_memory_utilization` grants the engine on one GPU."""
+    """Memory that `gpu_memory_utilization` grants the engine on one GPU."""
     weights_bytes: int
     activation_peak_bytes: int
     non_torch_bytes: int
     cuda_graph_bytes: int
     """CUDA graphs, where the release subtracts them; 0 elsewhere."""
     available_kv_bytes: int
-    """What the pool is cut from."""
+    """Memory that the pool is cut from."""
     block_bytes: int
     """Bytes of one block on one rank."""
     num_gpu_blocks: int
@@ -87,13 +87,13 @@ class CapacityEstimate:
     defaults: tuple[str, ...]
     """Arguments at the release's defaults: left to them, or given as they are."""
     warnings: tuple[str, ...]
-    """What would not work on a real engine, in words."""
+    """Problems that a real engine would have, in words."""
     constants_source: str
     kv_cache_groups: tuple[Mapping[str, Any], ...] = ()
     """Groups of layers, alike ones together: see `shares_of`. Empty where a request
     keeps all blocks of its tokens, in one group of layers alike."""
     not_simulated: tuple[str, ...] = ()
-    """What the model does that a run does not show, a line each."""
+    """Features of the model that a run does not show, a line each."""
     data_parallel_size: int = 1
     """Engines with a pool like this one each, between which experts are divided."""
     enable_expert_parallel: bool = False
@@ -126,7 +126,7 @@ class CapacityEstimate:
 
     @property
     def left_bytes(self) -> int:
-        """What is left of the request for the pool; an override may differ."""
+        """Bytes of the request left for the pool; an override may differ."""
         held = self.weights_bytes + self.activation_peak_bytes
         return (
             self.requested_bytes - held - self.non_torch_bytes - self.cuda_graph_bytes

@@ -1,4 +1,4 @@
-"""What kernels ask of the pool: states inside prompts, and the blocks they take."""
+"""Kernels' demands on the pool: states inside prompts, and the sizes of blocks."""
 
 from __future__ import annotations
 

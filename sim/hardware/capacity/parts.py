@@ -46,7 +46,7 @@ class MemoryParts:
 
     @property
     def available_kv_bytes(self) -> int:
-        """What is left for the KV cache; negative where nothing is."""
+        """Bytes left for the KV cache; negative where memory is short."""
         held = self.weights_bytes + self.activation_peak_bytes
         return (
             self.requested_bytes - held - self.non_torch_bytes - self.cuda_graph_bytes

@@ -32,7 +32,7 @@ _VERSION = re.compile(r"0\.5\.(9|10)(\.post\d{1,2})?")
 _MIB: Final = 2**20
 CONTEXT_GIB: Final = 1.2
 MARGIN_GIB: Final = 0.5
-"""What a GPU holds before the weights: 0.8 to 1.6 GiB in three published logs."""
+"""Memory of a GPU in use before the weights: 0.8 to 1.6 GiB in three published logs."""
 CONSTANTS_SOURCE: Final = "SGLang's own rule; CUDA context from three published logs"
 MAX_PREFILL_TOKENS: Final = 16_384
 _DRIVER_MIB: Final = {
@@ -53,7 +53,7 @@ _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What SGLang takes for a card where nothing is said.
+    """SGLang's defaults for a card.
 
     Attributes
     ----------

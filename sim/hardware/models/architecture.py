@@ -75,7 +75,7 @@ class ModelArchitecture:
     attention_output_gate: bool = False
     """Whether a gate as wide as the queries scales the output of attention."""
     state_shape: StateShape | None = None
-    """What layers with a state remember."""
+    """Shape of the state of layers that have one."""
     state_dtype: str | None = None
     """Precision of its matrices; None for the model's."""
     conv_state_dtype: str | None = None
@@ -123,7 +123,7 @@ class ModelArchitecture:
     doubts: tuple[str, ...] = ()
     """Why the shape may be counted wrongly, in words; empty for known models."""
     not_simulated: tuple[str, ...] = ()
-    """What the model does that a run does not show, a line each."""
+    """Features of the model that a run does not show, a line each."""
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

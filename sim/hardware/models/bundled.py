@@ -149,7 +149,7 @@ _UNTOLD = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"})
 """Words of a name that tell nothing about the shape."""
 _DATE = re.compile(r"\d{4}")
 _BETWEEN_NUMBERS = re.compile(r"(?<=\d) (?=\d)")
-"""What keeps Qwen2-7B from Qwen-27B."""
+"""The space that keeps Qwen2-7B from Qwen-27B."""
 
 
 def _words_of(name: str, *, dated: bool = True) -> str:

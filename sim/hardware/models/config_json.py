@@ -113,7 +113,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"n_groups": 8},
     "starcoder2": {"tie_word_embeddings": True, "use_bias": True},
 }
-"""What the class of a model type fills in where its file says nothing.
+"""Defaults of the class of a model type, for keys that its file lacks.
 
 Source: transformers 5.17, ``models/*/configuration_*.py``."""
 
@@ -140,7 +140,7 @@ _GATING = ("silu", "swish", "swiglu", "geglu", "swigluoai")
 """Activations of MLPs with a gate, in families that are not known."""
 
 _SIZE = re.compile(r"size|dim|rank|width|heads|layers|experts|channels|num_")
-"""What names a size, in a file of a family that is not known."""
+"""Words in names of sizes, in a file of a family that is not known."""
 _READ_SIZES = frozenset(
     {
         "attention_head_dim",

@@ -33,7 +33,7 @@ HEAD_METHODS = tuple(_JOINED_STATES)
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """What proposes drafts.
+    """A model, or a head on the target, that proposes drafts.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayersMemory:
-    """What layers of one kind keep of a prefix.
+    """Blocks of a prefix that layers of one kind keep.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class LayersMemory:
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """What KV entries of one model take.
+    """The memory of one model's KV entries.
 
     Parameters
     ----------

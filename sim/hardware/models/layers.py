@@ -1,4 +1,4 @@
-"""What a layer remembers: attention heads, or the shape of a state."""
+"""The memory of a layer: attention heads, or the shape of a state."""
 
 from __future__ import annotations
 

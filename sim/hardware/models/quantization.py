@@ -67,7 +67,7 @@ PACKED_BITS: dict[str, tuple[int, ...]] = {
 bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
 USUAL_GROUP_SIZE = 128
 _PARTS = {"-mlp": {"only_mlps": True}, "-experts": {"only_experts": True}}
-"""What ends the name of a scheme that only part of a model is stored in."""
+"""Ends of names of schemes that only part of a model is stored in."""
 _PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
 
 

@@ -27,7 +27,7 @@ VOCAB_PADDING = 64
 
 
 class TensorRole(Enum):
-    """What a tensor is, which decides its precision."""
+    """The role of a tensor, which decides its precision."""
 
     EMBEDDING = "embedding"
     """Input embedding and output head: never quantised."""

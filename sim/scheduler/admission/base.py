@@ -1,4 +1,4 @@
-"""What an admission rule is: whether the head of the queue may join those that run."""
+"""Admission rules: whether the head of the queue may join the running requests."""
 
 from __future__ import annotations
 

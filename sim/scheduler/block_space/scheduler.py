@@ -1,4 +1,4 @@
-"""What the two schedulers over `BlockSpaceManager` have in common.
+"""The base of the two schedulers over `BlockSpaceManager`.
 
 `cacheflow` and `v0_2` let running groups go on in the same way, preempting from the
 tail, and swap groups back in one by one. They differ in what a call may mix, in what a
@@ -62,7 +62,7 @@ class BlockSpaceScheduler(GroupScheduler):
         super().__init__(scheduler_config, cache_config)
         self.policy = PolicyFactory.get_policy(scheduler_config.policy)
         self.stats = stats
-        # What the call in progress has decided so far. When a call ends in
+        # Decisions of the call in progress so far. When a call ends in
         # `SwapSpaceError` these are the preemptions before it.
         self.partial_output = GroupSchedulerOutput()
 

@@ -1,4 +1,4 @@
-"""What a scheduler did, call by call: the curves of the 2023 drafts."""
+"""Records of a scheduler, call by call: the curves of the 2023 drafts."""
 
 from __future__ import annotations
 

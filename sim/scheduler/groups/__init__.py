@@ -1,1 +1,1 @@
-"""What the schedulers of sequence groups share."""
+"""Parts that the schedulers of sequence groups share."""

@@ -135,7 +135,7 @@ class GroupDecodes:
             or (scheduler.waiting and not self._stays_refused(num_free))
             or not scheduler.may_be_quiet()
             or not scheduler.decodes_together(num_decodes, 0)
-            # What a group has lost, or shares, is counted step by step.
+            # Blocks that a group has lost, or shares, are counted step by step.
             or self.num_usable_blocks - num_free != self.num_logical_blocks
         ):
             return 0

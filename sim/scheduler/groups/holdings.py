@@ -1,4 +1,4 @@
-"""What caches of sequence groups know of running requests, for victim policies."""
+"""Tokens and blocks of running sequence groups, for victim policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GroupCache(Protocol):
-    """What is asked of a scheduler of sequence groups."""
+    """A scheduler of sequence groups, as `GroupHoldings` asks it."""
 
     cache_config: CacheConfig
     block_manager: GroupBlockManager
@@ -29,7 +29,7 @@ class GroupCache(Protocol):
 
 
 class GroupHoldings:
-    """What the cache of such an engine knows of a running request; see `Holdings`."""
+    """Tokens and blocks of a running sequence group; see `Holdings`."""
 
     def __init__(self, scheduler: GroupCache) -> None:
         self._scheduler = scheduler
@@ -44,7 +44,7 @@ class GroupHoldings:
         return len(self._block_ids(self._group(request)))
 
     def num_shared_tokens(self, request: Request) -> int:
-        # What the sequences of a group share is theirs, and goes with the group.
+        # Blocks that the sequences of a group share are theirs, and go with the group.
         seqs = self._group(request).get_seqs(SequenceStatus.RUNNING)
         if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
             return 0

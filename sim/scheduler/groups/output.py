@@ -1,4 +1,4 @@
-"""What a scheduler of sequence groups decides in a call."""
+"""Decisions of a scheduler of sequence groups in a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schedulers before V1 have in common: they schedule sequence groups.
+"""The base of the schedulers before V1: they schedule sequence groups.
 
 `GroupScheduler` stands between the engine, which knows requests, and a generation's
 policy, which knows sequence groups under vLLM's names. A generation is a subclass

@@ -334,7 +334,7 @@ class SequenceGroup:
 
 
 class GroupBlockManager(Protocol):
-    """What `GroupScheduler` asks of a generation's block manager."""
+    """A generation's block manager, as `GroupScheduler` calls it."""
 
     @property
     def num_logical_blocks(self) -> int:

@@ -62,7 +62,7 @@ class Pass:
     starved
         Active requests that found too few blocks, and how many they need.
     allocation_failed
-        Whether blocks were short for anybody, waiting requests included.
+        Whether blocks were short for any request, waiting ones included.
     """
 
     token_budget: int
@@ -88,7 +88,7 @@ class Pass:
 
 
 class HfFifoHoldings:
-    """What the cache knows of an active request; see `Holdings`."""
+    """Tokens and blocks of an active request; see `Holdings`."""
 
     def __init__(self, cache: PagedAttentionCache) -> None:
         self._cache = cache

@@ -104,8 +104,8 @@ class FIFOScheduler:
         return self.cache.num_blocks * self.cache.block_size - 1
 
     def admission_error(self, request: Request) -> str | None:
-        # What passes is served at last: as the only active request it is never evicted,
-        # and it gets its blocks at whatever length it may have to be computed again.
+        # A request that passes is served at last: as the only active one it is never
+        # evicted, and it gets its blocks at whatever length it is computed again.
         num_tokens, longest = request.num_prompt_tokens, self.settings.max_model_len
         if num_tokens >= longest:
             return (

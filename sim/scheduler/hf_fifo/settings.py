@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the `hf_fifo` scheduler is configured with.
+    """Settings of the `hf_fifo` scheduler.
 
     Parameters
     ----------

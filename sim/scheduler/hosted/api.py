@@ -63,7 +63,7 @@ _LATER_NAMES = {
     "NixlBaseConnectorScheduler": f"{_CONNECTORS}.nixl.base_scheduler",
     "NixlPullConnectorScheduler": f"{_CONNECTORS}.nixl.pull_scheduler",
 }
-"""What other layers and other engine cores need; looked for when they are met."""
+"""Names that other layers and engine cores need; looked for when they are met."""
 
 
 def installed_version() -> str:
@@ -99,7 +99,7 @@ def nearest_release(installed: str) -> str:
 
 
 class VllmApi:
-    """What is used of one vLLM: its names, and calls that say what has moved."""
+    """The names of one vLLM that are used, and calls that say which have moved."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ def _first_line(error: Exception) -> str:
 def load_api() -> VllmApi:
     """Import the installed vLLM and find what is used of it, once."""
     installed = installed_version()
-    # Its lines about missing GPUs are no news to somebody who simulates one.
+    # Its lines about missing GPUs are no news in a simulation of one.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     logger = logging.getLogger("vllm")

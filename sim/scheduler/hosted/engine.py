@@ -53,10 +53,10 @@ class HostedPreemption(NamedTuple):
 
 
 class HostedStep(NamedTuple):
-    """What one scheduler call decided."""
+    """Decisions of one scheduler call."""
 
     output: Any
-    """Theirs, for the update that follows."""
+    """vLLM's own, for the update that follows."""
     num_scheduled_tokens: dict[str, int]
     """By request, in the order of the batch."""
     preemptions: list[HostedPreemption]
@@ -121,7 +121,7 @@ class HostedEngine:
             if cache_config.enable_prefix_caching or settings.offload is not None
             else None
         )
-        # What the workers of a KV connector report with the next output, or None.
+        # The report of the workers of a KV connector with the next output, or None.
         self.kv_connector_output: Any = None
         annotations = getattr(api.ModelRunnerOutput, "__annotations__", {})
         self._wants_arrays = "ndarray" in str(annotations.get("sampled_token_ids"))

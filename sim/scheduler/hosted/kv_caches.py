@@ -171,7 +171,7 @@ def _tier(offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
 
 
 class HostedTables:
-    """What the tables of a hosted engine's running requests hold.
+    """Blocks in the tables of a hosted engine's running requests.
 
     Parameters
     ----------

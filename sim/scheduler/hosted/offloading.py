@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HostedPolicy:
-    """What logs say of the parts of their policy."""
+    """The eviction policy of vLLM's CPU tier, as logs tell it."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy

@@ -99,7 +99,7 @@ class HostedSglang:
                 )
         return self._lines
 
-    # What the event loop calls instead of its own.
+    # Methods that the event loop calls instead of its own.
 
     def _receive(self, *_: Any, **__: Any) -> list[Any]:
         """End the line of the last iteration, and hand over what has arrived."""
@@ -195,7 +195,7 @@ class HostedSglang:
             self._line.setdefault("evict", []).append([params.num_tokens, removed])
         return result
 
-    # What a line has.
+    # Fields of a line.
 
     def _entries(self, batch: Any) -> list[Any]:
         if batch.forward_mode.is_decode():
@@ -357,7 +357,7 @@ class HostedSglang:
 _LATER: Final = {"mode", "batch", "kv", "chunked", "waiting", "running", "full"} | {
     *("ratio", "free", "nodes", "fin"),
 }
-"""What a line has only once a call has returned."""
+"""Fields that a line has only once a call has returned."""
 
 
 class _EndedError(Exception):

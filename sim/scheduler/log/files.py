@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.scheduler.log.lines import Line
 
 SCHEDULE_FORMAT = "kvsim-schedule"
-"""What the header of a recorded schedule calls itself."""
+"""Name of the format in the header of a recorded schedule."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 

@@ -1,4 +1,4 @@
-"""What the logs of all generations share: a line a step, and table changes."""
+"""Parts that the logs of all generations share: a line a step, and table changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from the other lines."""
 
 
 class Names(Protocol):
-    """What requests are called, by request id."""
+    """Names of requests, by request id."""
 
     def __getitem__(self, request_id: int, /) -> str:
         """Return the name of a request."""

@@ -1,4 +1,4 @@
-"""What decision logs say of a KV connector: look-ups, transfers, and the other end."""
+"""The KV connector in decision logs: look-ups, transfers, and the other end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TransferLines(ABC):
     Parameters
     ----------
     scheduler
-        Whose calls are logged.
+        Its calls are logged.
     names
         Of the requests.
     """

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class V1Lines(ABC):
-    """What the lines of both have in common.
+    """Base of the lines of both schedulers.
 
     Parameters
     ----------
     scheduler
-        Whose calls are logged.
+        Its calls are logged.
     names
         Of the requests.
     """

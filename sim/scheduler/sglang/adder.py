@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Added(Enum):
-    """What became of a request that was tried."""
+    """The outcome for a request that was tried."""
 
     CONTINUE = "continue"
     """It was taken, and another may be."""

@@ -35,7 +35,7 @@ class _Awaited(NamedTuple):
 
 
 class _Pages:
-    """What the log of steps reads of the pool, in pages."""
+    """The pool in pages, as the log of steps reads it."""
 
     observer = None
 

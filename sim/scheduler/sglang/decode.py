@@ -48,7 +48,7 @@ class DecodeScheduler(SglangScheduler):
         See above, in order.
     allocated, joined
         Those that were given slots, and those of which was seen that they have arrived;
-        whoever tells of them empties these.
+        the part that reports them empties these.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""What requests hold: token slots, request slots, and what of them is shared."""
+"""Slots that requests hold: of tokens and of requests, their own and shared ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ NAMES: Final = MappingProxyType(
         "tp_size": "tensor_parallel_size",
     }
 )
-"""What SGLang calls keys that mean the same."""
+"""SGLang's names of keys that mean the same."""
 
 NEGATED: Final = MappingProxyType(
     {
@@ -23,7 +23,7 @@ NEGATED: Final = MappingProxyType(
         "disable_overlap_schedule": "async_scheduling",
     }
 )
-"""What it calls their opposites."""
+"""SGLang's names of their opposites."""
 
 SAME_SWITCHES: Final = MappingProxyType({"disable_cuda_graph": "enforce_eager"})
 """Switches that mean the same."""

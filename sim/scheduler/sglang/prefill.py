@@ -38,7 +38,7 @@ class PrefillScheduler(SglangScheduler):
     bootstrapping, in_flight
         See above, in order.
     sends
-        Pages whose sending begins; whoever sends them empties it.
+        Pages whose sending begins; the sender empties it.
 
     Notes
     -----

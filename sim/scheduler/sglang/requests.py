@@ -45,7 +45,7 @@ class TokenNumbers:
         """Return outputs from one on, before another."""
         if first >= end:
             return np.zeros(0, np.int64)
-        if isinstance(request.tokens, RunTokens):  # nobody else's prompt quotes them
+        if isinstance(request.tokens, RunTokens):  # no other prompt quotes them
             return self._run((request.request_id,), first, end - first)
         output = request.tokens.output(0, first)
         if isinstance(output, tuple):
@@ -60,7 +60,7 @@ class TokenNumbers:
 
 
 class Entry:
-    """What the scheduler keeps of a request.
+    """A request as the scheduler keeps it.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class Entry:
 
 
 class Mode(Enum):
-    """What a batch computes."""
+    """The work of a batch."""
 
     EXTEND = "extend"
     """Prompts, or parts of them."""

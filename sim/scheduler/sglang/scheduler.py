@@ -446,7 +446,7 @@ class SglangScheduler:
         return self._last is None and was_idle and output.mode is None
 
     def _end(self, entry: Entry) -> None:
-        """Let a request go whose last output has been processed."""
+        """Let a request go: its last output has been processed."""
         entry.is_finished = True
         if entry.slot >= 0:
             self.holdings.end(entry)

@@ -42,7 +42,7 @@ class Disaggregation:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the `sglang` scheduler is configured with, under SGLang's argument names.
+    """Settings of the `sglang` scheduler, under SGLang's argument names.
 
     Parameters
     ----------

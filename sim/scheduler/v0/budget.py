@@ -1,4 +1,4 @@
-"""What a V0 scheduler call may still spend, and how prompts share it in chunks."""
+"""The budget of a V0 scheduler call, and how prompts share it in chunks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ if several partial prefills are allowed."""
 
 
 class CachedTokens(Protocol):
-    """What is asked of the block manager here."""
+    """The block manager, as `ChunkRule` asks it."""
 
     def get_num_cached_tokens(self, seq: Sequence) -> int:
         """Tokens at the front of `seq` whose blocks are cached and computed."""

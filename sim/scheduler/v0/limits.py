@@ -1,4 +1,4 @@
-"""What the V0 scheduler can serve at all (invariant 7): nothing of it may stall a run.
+"""Requests that the V0 scheduler can serve (invariant 7): none may stall a run.
 
 The reference has no such test. It ignores a request when it meets it (also after it has
 been preempted), waits for ever, or ends on an assertion.

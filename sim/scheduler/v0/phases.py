@@ -40,7 +40,7 @@ _SWAPPED = SequenceStatus.SWAPPED
 
 
 class Queues(Protocol):
-    """What the phases need of the scheduler whose queues they walk."""
+    """A scheduler, as the phases that walk its queues see it."""
 
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig

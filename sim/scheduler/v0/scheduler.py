@@ -94,7 +94,7 @@ class Scheduler(GroupScheduler):
         self.limits = AdmissionLimits(
             scheduler_config, cache_config, self.block_manager.watermark_blocks
         )
-        # What the call in progress has decided so far. When a call ends in
+        # Decisions of the call in progress so far. When a call ends in
         # `SwapSpaceError` these are the preemptions before it.
         self.partial_output = GroupSchedulerOutput()
         self._running_phase = RunningPhase(self, self._victim_for, self._preempt)
@@ -125,8 +125,8 @@ class Scheduler(GroupScheduler):
         config = self.scheduler_config
         if not config.enable_chunked_prefill:
             return True
-        # The budget must hold a token of the one group behind them, too: whoever gets
-        # none, or returns from the CPU, would run ahead of them from then on.
+        # The budget must hold a token of the one group behind them, too: a group that
+        # gets none, or returns from the CPU, would run ahead of them from then on.
         if config.max_num_batched_tokens <= num_decodes or self.swapped:
             return False
         if num_others:

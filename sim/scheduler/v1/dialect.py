@@ -1,4 +1,4 @@
-"""What the V1 scheduler does differently from release to release.
+"""Rules of the V1 scheduler that differ from release to release.
 
 Everything that is not named here is the same in all releases. Every switch says its
 rule and where it came or went; `dialect_of` is the one place that knows the releases.
@@ -96,7 +96,7 @@ class V1Dialect:
         in 0.27: all join the back there.
     spares_lone_requests
         ``long_prefill_token_threshold`` does not apply in a call that starts with one
-        request in the engine, nobody else being there to wait. From 0.31 on.
+        request in the engine, as no other is there to wait. From 0.31 on.
     passes_over_self_preempted
         Priority policy, and a running request gives up its own blocks, being the
         least urgent: the next running request is tried, as from 0.33 on, rather than
@@ -121,8 +121,8 @@ class V1Dialect:
         Steps are scheduled ahead, a connector fills blocks, and the victim has tokens
         in the step in flight: it is preempted all the same. Its blocks come free when
         that step has ended, so that the next victim goes at once, down to the request
-        that needs a block. From 0.24 to 0.29 (vLLM issue 49674); from 0.30 on nobody
-        behind gets a token in that call instead (pull request 49675).
+        that needs a block. From 0.24 to 0.29 (vLLM issue 49674); from 0.30 on no
+        request behind gets a token in that call instead (pull request 49675).
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only

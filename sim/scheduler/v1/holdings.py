@@ -1,4 +1,4 @@
-"""What the V1 scheduler holds: requests in their queues, their blocks, and counts."""
+"""Requests of the V1 scheduler in their queues, their blocks, and counts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Flight:
-    """What is in flight of one request; see the head of this file.
+    """Tokens in flight of one request; see the head of this file.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Flight:
 
 
 class Delivery(NamedTuple):
-    """What becomes of the tokens of a step, in batch order."""
+    """Requests of a step by the fate of their tokens, in batch order."""
 
     requests: list[Request]
     """They get a token."""

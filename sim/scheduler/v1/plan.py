@@ -1,4 +1,4 @@
-"""What running requests get in a batch, before any of it is computed."""
+"""Tokens planned for running requests in a batch, before any is computed."""
 
 from __future__ import annotations
 

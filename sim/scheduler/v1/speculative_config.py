@@ -39,7 +39,7 @@ class SpeculativeMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """What the scheduler is told of speculative decoding, under vLLM's names.
+    """Speculative decoding as the scheduler is told of it, under vLLM's names.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a victim policy is: it chooses the request to preempt."""
+"""Victim policies, which choose the request to preempt."""
 
 from __future__ import annotations
 

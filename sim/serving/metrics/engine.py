@@ -116,7 +116,7 @@ class _Steps:
             seen.pop(request, None)
             if request.status in _SERVED:
                 metrics.ended(index, request, self._reason(request))
-        if len(seen) > 2 * len(batch) + 64:  # of those whose clients have left
+        if len(seen) > 2 * len(batch) + 64:  # requests of clients that have left
             self._seen = {r: s for r, s in seen.items() if not r.status.is_finished}
 
     def _reason(self, request: Request) -> str:

@@ -76,7 +76,7 @@ class SglangMetrics:
         self._live = live
         model = live.config.engine.model
         num_engines = len(live.run.engines)
-        # What the release's scheduler tells has more labels than its front end.
+        # The release's scheduler gives its metrics more labels than its front end.
         common = {"model_name": model, "engine_type": "unified", "tp_rank": "0"}
         common |= {"pp_rank": "0", "moe_ep_rank": "0"}
         ranks: tuple[tuple[str, ...], ...] = (tuple(common.values()),)

@@ -38,7 +38,7 @@ class TransferJob:
     kind
         Which way.
     request
-        Whose blocks they are.
+        The request of the blocks.
     first_block
         Place of the first of them in the request's table.
     block_ids
@@ -63,7 +63,7 @@ class TransferJob:
 
 @dataclass(slots=True)
 class StepTransfers:
-    """What a call of the scheduler asks of the workers.
+    """Transfers that a call of the scheduler asks of the workers.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class StepTransfers:
     flush
         Jobs that must have ended before the step runs, ascending.
     refused
-        Lots without room: whose, and of how many chunks.
+        Lots without room: the request, and the number of chunks.
     num_below_threshold
         Chunks that were offered too seldom to be stored.
     evicted_lots
@@ -99,7 +99,7 @@ class Pull:
     Parameters
     ----------
     request
-        Whose blocks they are.
+        The request of the blocks.
     block_ids
         Its own to be filled; the last so many of `remote_block_ids` are read into them.
     remote_block_ids
@@ -119,12 +119,12 @@ class Pull:
 
 @dataclass(slots=True)
 class StepPulls:
-    """What a call of the scheduler asks of the workers of a pair's engine.
+    """Pulls, sends and leases that a call asks of the workers of a pair's engine.
 
     Attributes
     ----------
     pulls
-        Of a consumer: what begins to be read.
+        Of a consumer: pulls that begin.
     sends
         Of a producer: requests whose blocks it begins to hold, and until when, in
         seconds.
@@ -140,7 +140,7 @@ class StepPulls:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What the workers say with the output of a step.
+    """The report of the workers with the output of a step.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class TransferReport:
 
 
 class Match(NamedTuple):
-    """What a connector has of a request beyond the local hit.
+    """The hit of a request in a connector, beyond the local hit.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ class StepFence:
         self._latest.pop(request, None)
 
     def end(self) -> Iterator[Request]:
-        """Note that the oldest step has ended; return whose blocks come free."""
+        """Note that the oldest step has ended; return requests that free blocks."""
         self._num_ended += 1
         leaving = self._leaving
         while leaving and leaving[0][0] <= self._num_ended:
@@ -68,9 +68,9 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
     What is different follows from blocks that a step in flight writes. A connector may
     fill a block as soon as it is free, in no order with that step, so:
 
-    - What a request held that has ended comes free when the steps in flight have ended.
+    - Blocks of a request that has ended come free when the steps in flight have ended.
     - A request with tokens in flight is not preempted. Where it would be the victim,
-      nobody behind gets a token in that call.
+      no request behind it gets a token in that call.
     - Chunks are stored when their tokens are known; they are computed by then, or by
       the step in flight.
 

@@ -102,7 +102,7 @@ class ConnectorScheduler(Scheduler):
         given = settings.offload or settings.kv_transfer
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
-        # What a tier has of a head may change, but not that it lacks blocks as a whole.
+        # A tier's hit of a head may change, but not that it lacks blocks as a whole.
         self.gate.keeps_heads &= self.gate.reserves_all and self.connector.keeps_still
         self.gate.keeps_needs = False
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""What a connector is configured with."""
+"""Settings of connectors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class OffloadSettings:
 
 
 class KVRole(Enum):
-    """What an engine of a pair does for the other."""
+    """The role of an engine in a pair."""
 
     PRODUCER = "kv_producer"
     """Computes prompts, and holds their blocks until they have been read."""
