@@ -115,6 +115,8 @@ PUBLISHED_PARAMETERS = {
     "zai-org/GLM-4.7-Flash": 31_221_488_576 - 635_311_424 - 642_783_232,
     "Qwen/Qwen3.5-4B": 4_659_865_088 - 120_599_552,
     "Qwen/Qwen3.5-9B": 9_653_104_368 - 243_290_624,
+    # Of the totals that follow, those of gemma-2-27b, OLMo-2-7B, glm-4-9b, Seed-OSS,
+    # SmolLM3, granite-3.3 and internlm2.5 were found in public code, no others.
     "google/gemma-2-27b": 27_227_128_320,
     "google/gemma-2b": 2_506_172_416,
     "google/gemma-7b": 8_537_680_896,
