@@ -197,7 +197,13 @@ def keys_of(generation: str) -> set[str]:
     return set(EngineConfig.model_fields) - lacking
 
 
-@pytest.mark.parametrize("generation", OURS)
+@pytest.mark.parametrize(
+    "generation",
+    [
+        name if name in {"v1", "sglang"} else pytest.param(name, marks=pytest.mark.slow)
+        for name in OURS
+    ],
+)
 def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> None:
     tried = EVERYWHERE | OWN[generation]
     same = {

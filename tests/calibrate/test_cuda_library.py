@@ -20,6 +20,8 @@ from tests.calibrate.missing import nvcc
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # it compiles all kernels, for 10 s
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> CudaLibrary:

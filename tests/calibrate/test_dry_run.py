@@ -117,6 +117,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_the_command_survives_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -276,6 +276,7 @@ def test_weights_in_the_cache_may_be_faster_than_the_bus():
     assert gemm.floor(large)[0] > 2 * 65536 * 16384 / 4.8e12 / 1.11
 
 
+@pytest.mark.slow
 def test_each_cost_of_a_longer_product_grows_by_its_own_amount():
     """Scales of tokens cost what weights never say; long products slow the clock."""
     powers = 2 ** np.arange(14)
@@ -333,6 +334,7 @@ def test_a_sum_of_costs_has_no_price_below_zero():
     assert costs.shares(kinds, amounts).sum(axis=1) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_plain_judge_of_products_learns_no_neighbours():
     powers = 2 ** np.arange(13)
     sizes = np.meshgrid(powers[:10], powers[6:], 3 * powers[6:12], indexing="ij")

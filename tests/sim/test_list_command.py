@@ -86,7 +86,7 @@ def test_all_words_must_be_there_in_any_case(words: str, names: list[str]) -> No
     assert [row["name"] for row in bundled("gpus", words)] == names
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", BUNDLED_KINDS)
 def test_nothing_is_cut_at_any_width(
     kind: str,

@@ -51,21 +51,9 @@ def test_several_runs_lie_over_each_other(
         assert pixels_of(content).std() > 1.0
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    ("figure", "format_"),
-    [
-        ("latency_cdfs", "svg"),
-        pytest.param("heat_map", "svg", marks=SLOW),
-        *(
-            pytest.param(figure, format_, marks=SLOW)
-            for figure in ("latency_cdfs", "heat_map")
-            for format_ in ("png", "pdf")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", ["latency_cdfs", "heat_map"])
+@pytest.mark.parametrize("format_", ["svg", "png", "pdf"])
 def test_the_same_figure_has_the_same_bytes_in_any_process(
     figure: str, format_: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ def test_observer_against_a_dictionary(few: int, data: st.DataObject) -> None:
 
 
 @RANDOM_RUNS
+@pytest.mark.slow
 def test_both_paths_time_the_same_blocks(seeds: range) -> None:
     num_evicted = num_revived = 0
     for seed in seeds:

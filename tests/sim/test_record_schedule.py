@@ -217,11 +217,8 @@ def ahead(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"engine": engine})
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [range(100, 104), pytest.param(range(104, 130), marks=pytest.mark.slow)],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(100, 104), range(104, 130)], ids=str)
 def test_steps_ahead_are_recorded_with_the_times_of_their_outputs(
     seeds: range,
 ) -> None:

@@ -42,6 +42,7 @@ def sweep(path: Path, *options: str) -> int:
     return kvsim(["sweep", str(path), "--out", str(path.parent / "out"), *options])
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_is_told_with_the_remedy(tmp_path: Path) -> None:
     """A limit of file sizes, as on a shared machine; a full disk is said alike."""
     write_sweep(tmp_path, repeats=2)
@@ -103,6 +104,7 @@ def test_a_sweep_is_a_dataset_that_opens_as_it_is(
             assert cell == value or (value is None and pd.isna(cell))
 
 
+@pytest.mark.slow
 def test_the_dataset_opens_in_duckdb_and_polars(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     polars = pytest.importorskip("polars", reason="polars is not installed")

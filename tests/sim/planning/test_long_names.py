@@ -74,11 +74,13 @@ def sweep(pressed_sweep: Path) -> SweepRuns:
 
 
 @pytest.mark.parametrize("name", PLAN_FIGURES)
+@pytest.mark.slow
 def test_figures_of_plans(name: str, plan: Mapping[str, Any]) -> None:
     check(PLAN_FIGURES[name](plan))
 
 
 @pytest.mark.parametrize("name", SWEEP_FIGURES)
+@pytest.mark.slow
 def test_figures_of_sweeps(name: str, sweep: SweepRuns) -> None:
     check(SWEEP_FIGURES[name](sweep))
 

@@ -45,6 +45,7 @@ def only(data: Any) -> Any:
     return candidate
 
 
+@pytest.mark.slow
 def test_capacity_of_places_is_found(tmp_path: Path) -> None:
     found = only(solved(small(), tmp_path).data)
     assert found["status"] == "ok"
@@ -87,6 +88,7 @@ def test_replicas_are_the_fewest_that_hold(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_takes_far_too_many_replicas_is_not_searched(tmp_path: Path) -> None:
     """40 requests/s an engine, or 5: of 78, three replicas serve what two do not."""
     plan = small(

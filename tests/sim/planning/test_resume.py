@@ -72,6 +72,7 @@ def test_a_resumed_plan_is_the_whole_plan_and_asks_only_the_rest(
         assert as_text(found) == as_text(whole)
 
 
+@pytest.mark.slow
 def test_a_changed_question_is_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     plan = plan_of()

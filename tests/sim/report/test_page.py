@@ -184,9 +184,8 @@ def test_words_of_users_are_only_shown(crowded_run: Path, tmp_path: Path) -> Non
     assert "<img" not in figures
 
 
-@pytest.mark.parametrize(
-    "is_static", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_static", [False, True])
 def test_the_same_results_give_the_same_bytes(
     swapping_run: Path, *, is_static: bool
 ) -> None:
@@ -204,6 +203,7 @@ def test_the_same_results_give_the_same_bytes(
     assert elsewhere == build_page([swapping_run], is_static=is_static).encode()
 
 
+@pytest.mark.slow
 def test_without_plotly_the_page_is_drawn_as_svg(
     plain_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

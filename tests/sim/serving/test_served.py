@@ -271,10 +271,16 @@ def ask_together(client: Client, num: int, **more: Any) -> None:
     "settings",
     [
         [],
-        ["engine.async_scheduling=false"],
+        pytest.param(["engine.async_scheduling=false"], marks=pytest.mark.slow),
         ["engine.scheduler=sglang"],
-        ["engine.scheduler=v0", "engine.enable_prefix_caching=true"],
-        ["engine.scheduler=hf_fifo", "engine.enable_prefix_caching=null"],
+        pytest.param(
+            ["engine.scheduler=v0", "engine.enable_prefix_caching=true"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["engine.scheduler=hf_fifo", "engine.enable_prefix_caching=null"],
+            marks=pytest.mark.slow,
+        ),
         ["engine.data_parallel_size=2"],
         ["engine.kv_offloading_size=8"],
         ["engine.model=openai/gpt-oss-20b"],
