@@ -126,7 +126,7 @@ SCHEMES: Final[Mapping[str, str | None]] = {
     "fp8_block": "fp8-block128",
     "w4a16_mxfp4": "mxfp4",
 }
-"""What a model is stored in, by the table's word for it."""
+"""Quantization of a model by the precision that a table names; None for bfloat16."""
 
 
 TABLES: Final = (
