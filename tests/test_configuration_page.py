@@ -43,9 +43,9 @@ from sim.config.workload import (
 )
 from sim.costs import COST_MODELS
 from sim.costs.roofline_parameters import RooflineParameters
-from sim.engine.deciders import DECIDERS
-from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
+from sim.fleet.deciders import DECIDERS
+from sim.fleet.routers import ROUTERS
 from sim.hardware.capacity import constants, estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
 from sim.hardware.interconnects import load_interconnect

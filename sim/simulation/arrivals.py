@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.engine.clients import Client, Server
-    from sim.engine.engines import Engines
     from sim.engine.requests import RequestFactory
+    from sim.fleet.engines import Engines
     from sim.scheduler.base import Scheduler
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from sim.engine.autoscaling.autoscaler import Autoscaler, Timing
-from sim.engine.autoscaling.target_tracking import (
+from sim.fleet.autoscaling.autoscaler import Autoscaler, Timing
+from sim.fleet.autoscaling.target_tracking import (
     SCALE_DOWN,
     SCALE_UP,
     Behaviour,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sim.config.autoscaling import AutoscalerTable, BehaviourTable
     from sim.config.fleet import FleetTable
-    from sim.engine.replicas import Replicas
+    from sim.fleet.replicas import Replicas
 
 _MOST_REVERSALS = 6
 """In an hour: one in ten minutes."""

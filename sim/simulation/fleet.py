@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim.costs.slowed import Slowed
-from sim.engine.apart import Deal, EnginesApart
-from sim.engine.balancer import LoadBalancer
 from sim.engine.clock import Clock, LoneClock
-from sim.engine.engines import Engines, Watch, horizon_of
-from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds, DealtEngines
 from sim.engine.loop import Engine
-from sim.engine.replicas import Replicas
 from sim.engine.requests import requests_of
-from sim.engine.roster import EventKind, ReplicaEvent
-from sim.engine.routers import BLIND, BY_PREFIX
-from sim.engine.scrapes import Scrapes, load_of
+from sim.fleet.apart import Deal, EnginesApart
+from sim.fleet.balancer import LoadBalancer
+from sim.fleet.engines import Engines, Watch, horizon_of
+from sim.fleet.lookahead import AtArrivals, BetweenScrapes, ByEnds, DealtEngines
+from sim.fleet.replicas import Replicas
+from sim.fleet.roster import EventKind, ReplicaEvent
+from sim.fleet.routers import BLIND, BY_PREFIX
+from sim.fleet.scrapes import Scrapes, load_of
 from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.groups.scheduler import GroupScheduler
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
     from sim.config.fleet import EventTable, FleetTable
     from sim.costs.base import CostModel
-    from sim.engine.balancer import Load
     from sim.engine.beside import Beside
-    from sim.engine.replicas import Scaler
     from sim.engine.requests import RequestFactory
+    from sim.fleet.balancer import Load
+    from sim.fleet.replicas import Scaler
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.scheduler.base import Scheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sim.engine.replicas import Replicas
+from sim.fleet.replicas import Replicas
 from sim.results.fleet_series import absences, series, state_spans
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
@@ -14,7 +14,7 @@ from sim.simulation.ranks import merged_counters, waits_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sim.engine.engines import Engines
+    from sim.fleet.engines import Engines
     from sim.results.fleet_series import Change
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording

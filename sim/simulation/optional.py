@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.config.front_end import NOT_LOOKED_AT
-from sim.engine.engines import Engines
+from sim.fleet.engines import Engines
 from sim.results.drafts import DraftRecorder, draft_numbers
 from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import build
 from sim.costs.transfers import pages_of
-from sim.engine.deciders import DECIDERS, Decider
-from sim.engine.network import Network
-from sim.engine.pairs import PairRouter, Pairs, TwoPools
-from sim.engine.pulls import ConsumerSteps, ProducerSteps, PullRules
-from sim.engine.room_pairs import RoomPairs
-from sim.engine.rooms import ReceiverSteps, SenderSteps
-from sim.engine.scrapes import Scrapes
 from sim.errors import ConfigError
+from sim.fleet.deciders import DECIDERS, Decider
+from sim.fleet.network import Network
+from sim.fleet.pairs import PairRouter, Pairs, TwoPools
+from sim.fleet.pulls import ConsumerSteps, ProducerSteps, PullRules
+from sim.fleet.room_pairs import RoomPairs
+from sim.fleet.rooms import ReceiverSteps, SenderSteps
+from sim.fleet.scrapes import Scrapes
 from sim.hardware.interconnects import load_interconnect
 from sim.results.fleets import imbalance
 from sim.results.prompts import PromptRecorder
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
     from sim.engine.beside import Beside
     from sim.engine.clock import Clock
-    from sim.engine.engines import Engines
     from sim.engine.loop import Engine
+    from sim.fleet.engines import Engines
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.simulation.pools import Pool

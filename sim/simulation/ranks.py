@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from sim.costs.ahead import HostAhead
 from sim.costs.lock_step import Together, steps_together
-from sim.engine.balancer import Load, LoadBalancer
-from sim.engine.engines import Engines, horizon_of
 from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
-from sim.engine.scrapes import load_of
 from sim.errors import ConfigError
+from sim.fleet.balancer import Load, LoadBalancer
+from sim.fleet.engines import Engines, horizon_of
+from sim.fleet.scrapes import load_of
 from sim.results.metrics import cache_and_queues, latencies, throughput
 from workloads.sums import added
 

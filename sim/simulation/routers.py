@@ -6,10 +6,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from sim.config.plug import build
-from sim.engine.balancer import LoadBalancer
-from sim.engine.routers import ROUTERS
-from sim.engine.routers.own import hold_to_contract
 from sim.errors import ConfigError
+from sim.fleet.balancer import LoadBalancer
+from sim.fleet.routers import ROUTERS
+from sim.fleet.routers.own import hold_to_contract
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

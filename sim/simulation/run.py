@@ -12,12 +12,12 @@ from cache.errors import PolicyError, TierError
 from sim.costs.at_bound import AtBound
 from sim.engine.clients import FanOutClient
 from sim.engine.clock import Clock, garbage_collector_paused
-from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.patience import Patience, PatientClient
-from sim.engine.replicas import Replicas
 from sim.engine.requests import RequestFactory, tree_of
 from sim.errors import ConfigError, EngineDiedError, SchedulerError
+from sim.fleet.engines import Engines
+from sim.fleet.replicas import Replicas
 from sim.results import summary
 from sim.results.objectives import parse_objectives
 from sim.results.ranks import RankRecorders

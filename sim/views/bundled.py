@@ -12,8 +12,8 @@ from cache.tiers.cpu import TIER_POLICIES
 from cache.v1.policies import CACHE_POLICIES
 from sim.config.plug import did_you_mean
 from sim.costs import COST_MODELS
-from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
+from sim.fleet.routers import ROUTERS
 from sim.hardware.gpus import GIB, GPUS
 from sim.hardware.interconnects import INTERCONNECTS, link_of
 from sim.hardware.models.bundled import bundled_models, load_model

@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 
 from sim.config.tables import parse_config
-from sim.engine.routers import ROUTERS
 from sim.errors import UserError
+from sim.fleet.routers import ROUTERS
 from sim.simulation.run import Simulation
 from tests.identity.compare import Look
 from tests.identity.random_configs import Case, draw_case

@@ -43,7 +43,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "sim/costs/measured/rest.py:MeasuredRest.head: `False` changed (3)": (
         "of the head only its seconds and its one width are asked"
     ),
-    "sim/engine/autoscaling/target_tracking.py:TargetTracking._changed: "
+    "sim/fleet/autoscaling/target_tracking.py:TargetTracking._changed: "
     "`s > now_s - span_s` by GtE": "each policy asks for changes within its own period",
     "sim/scheduler/groups/decodes.py:GroupDecodes.quiet_steps: "
     "`return 0` returns None (2)": _FALSY,

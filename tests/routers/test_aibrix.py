@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sim.engine.routers.aibrix_prefix import (
+from sim.fleet.routers.aibrix_prefix import (
     FORGOTTEN_AFTER_S,
     AIBrixPrefix,
     BlockTable,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from sim.engine.clock import Clock
-from sim.engine.routers.block_index import prompt_hashes, prompt_runs
-from sim.engine.routers.dynamo_kv import DynamoKv
+from sim.fleet.routers.block_index import prompt_hashes, prompt_runs
+from sim.fleet.routers.dynamo_kv import DynamoKv
 from tests.sim.test_routers import request
 
 if TYPE_CHECKING:

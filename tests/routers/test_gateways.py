@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.engine.routers.counting import PowerOfTwo, RoundRobin
-from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
+from sim.fleet.routers.counting import PowerOfTwo, RoundRobin
+from sim.fleet.routers.sglang_cache_aware import SGLangCacheAware
 from tests.routers.gateways import Came, Ended, Gateway, Traffic
 from tests.sim.test_routers import request
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.engine.routers.ray_prefix import RayPrefix
+from sim.fleet.routers.ray_prefix import RayPrefix
 from tests.sim.test_routers import request
 
 Method = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.engine.balancer import FrontEnd, Load
+from sim.fleet.balancer import FrontEnd, Load
 from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sim.config import autoscaling
 from sim.config.tables import parse_config
-from sim.engine.autoscaling.target_tracking import (
+from sim.errors import ConfigError
+from sim.fleet.autoscaling.target_tracking import (
     Behaviour,
     Metric,
     Policy,
@@ -21,10 +22,9 @@ from sim.engine.autoscaling.target_tracking import (
     TargetTracking,
     recommended,
 )
-from sim.engine.replicas import Replicas
-from sim.engine.roster import ReplicaState
-from sim.engine.routers import ROUTERS
-from sim.errors import ConfigError
+from sim.fleet.replicas import Replicas
+from sim.fleet.roster import ReplicaState
+from sim.fleet.routers import ROUTERS
 from sim.simulation.run import Simulation
 from tests.sim.test_fleet_events import checked, event
 from tests.sim.test_fleet_run import GENERATIONS, SESSIONS, data_of, fleet_of, tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import simpy
 
-from sim.engine.balancer import FrontEnd, Load, LoadBalancer
+from sim.fleet.balancer import FrontEnd, Load, LoadBalancer
 from tests.sim.build import request_from_spec, spec
 
 

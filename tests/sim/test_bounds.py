@@ -12,13 +12,13 @@ import pytest
 
 from cache.v1.policies import ARC
 from sim.costs.pricing import _ends_ahead_by
-from sim.engine.balancer import Load
 from sim.engine.clock import ARRIVAL_PRIORITY
 from sim.engine.offloading import OffloadedSteps
-from sim.engine.routers.dynamo_kv import DynamoKv
-from sim.engine.scrapes import load_of
 from sim.engine.steps.single import QuietSteps
 from sim.errors import CostError
+from sim.fleet.balancer import Load
+from sim.fleet.routers.dynamo_kv import DynamoKv
+from sim.fleet.scrapes import load_of
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.requests import Entry

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.config.tables import parse_config
-from sim.engine.lookahead import AtArrivals, BetweenScrapes
+from sim.fleet.lookahead import AtArrivals, BetweenScrapes
 from sim.simulation.run import Simulation
 from tests.routers.test_dynamo import trace
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, sorted_tables

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.engine.engines import Engines
-from sim.engine.replicas import DIED, NONE_READY, Replicas
-from sim.engine.roster import ReplicaState
-from sim.engine.routers import ROUTERS
 from sim.engine.steps.in_flight import AheadQuietSteps
 from sim.errors import ConfigError
+from sim.fleet.engines import Engines
+from sim.fleet.replicas import DIED, NONE_READY, Replicas
+from sim.fleet.roster import ReplicaState
+from sim.fleet.routers import ROUTERS
 from sim.results.fleets import rows
 from sim.scheduler.sglang.scheduler import SglangScheduler
 from sim.simulation.run import Simulation

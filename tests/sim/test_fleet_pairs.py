@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.engine.network import Network
-from sim.engine.pairs import Pairs
-from sim.engine.pulls import ConsumerSteps, ProducerSteps
 from sim.errors import ConfigError
+from sim.fleet.network import Network
+from sim.fleet.pairs import Pairs
+from sim.fleet.pulls import ConsumerSteps, ProducerSteps
 from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.pools import has_pools, pools_figure

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sim.config.tables import load_config, parse_config
 from sim.costs.ahead import HostAhead
-from sim.engine.engines import Engines
-from sim.engine.rooms import SenderSteps
 from sim.errors import ConfigError
+from sim.fleet.engines import Engines
+from sim.fleet.rooms import SenderSteps
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.sglang.decode import DecodeScheduler

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
-from sim.engine.apart import Deal, EnginesApart
-from sim.engine.lookahead import AtArrivals, BetweenScrapes, ByEnds
 from sim.engine.requests import LateRequests
-from sim.engine.routers import ROUTERS
-from sim.engine.routers.counting import RoundRobin
 from sim.errors import ConfigError, ResultsError
+from sim.fleet.apart import Deal, EnginesApart
+from sim.fleet.lookahead import AtArrivals, BetweenScrapes, ByEnds
+from sim.fleet.routers import ROUTERS
+from sim.fleet.routers.counting import RoundRobin
 from sim.results.folder import RunFolder
 from sim.results.parquet import StepsFile
 from sim.results.ranks import tables_of_rank
@@ -279,7 +279,7 @@ def test_engines_that_are_run_apart_are_the_same(
     config = parse_config(data_of(GENERATIONS[generation], fleet_of(3, "random"), 90))
     slow = Simulation(config, stepwise=True).run()
     for number in (1, 7, 50):
-        monkeypatch.setattr("sim.engine.apart._REQUESTS_AT_ONCE", number)
+        monkeypatch.setattr("sim.fleet.apart._REQUESTS_AT_ONCE", number)
         simulation = Simulation(config)
         assert isinstance(simulation.engine, EnginesApart)
         fast = simulation.run(check_every=3)

@@ -14,12 +14,12 @@ from sim.costs.linear import LinearCost
 from sim.costs.lock_step import steps_together
 from sim.engine.clients import FanOutClient, open_loop
 from sim.engine.clock import Clock
-from sim.engine.engines import Engines
 from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import DP_SYNC_INTERVAL, LockStep
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.errors import CostError
+from sim.fleet.engines import Engines
 from sim.results.ranks import RankRecorders, tables_of_rank
 from sim.results.recorder import Recorder
 from sim.scheduler.generation import SCHEDULE_REQUEST_S

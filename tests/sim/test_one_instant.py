@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.config.tables import parse_config
-from sim.engine.engines import Engines
+from sim.fleet.engines import Engines
 from sim.simulation.fleet import Fleet
 from sim.simulation.run import Simulation
 from tests.sim.test_fleet_run import (

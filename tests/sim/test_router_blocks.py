@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.prompt_tree import PromptTree
-from sim.engine.routers.block_index import BlockIndex, prompt_hashes, prompt_runs
-from sim.engine.routers.dynamo_kv import HeldBlocks, RoutedBlocks
+from sim.fleet.routers.block_index import BlockIndex, prompt_hashes, prompt_runs
+from sim.fleet.routers.dynamo_kv import HeldBlocks, RoutedBlocks
 from tests.sim.test_routers import request
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
-from sim.engine.balancer import Load
 from sim.engine.clock import Clock
-from sim.engine.routers.block_index import prompt_runs
-from sim.engine.routers.counting import (
+from sim.errors import ConfigError
+from sim.fleet.balancer import Load
+from sim.fleet.routers.block_index import prompt_runs
+from sim.fleet.routers.counting import (
     CountingRouter,
     Draws,
     LeastRequests,
@@ -23,13 +24,12 @@ from sim.engine.routers.counting import (
     RandomRouter,
     RoundRobin,
 )
-from sim.engine.routers.dynamo_kv import DynamoKv
-from sim.engine.routers.llm_d import LlmD
-from sim.engine.routers.prefix_tree import PrefixTree
-from sim.engine.routers.production_stack import ProductionStackPrefix
-from sim.engine.routers.session import Session
-from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
-from sim.errors import ConfigError
+from sim.fleet.routers.dynamo_kv import DynamoKv
+from sim.fleet.routers.llm_d import LlmD
+from sim.fleet.routers.prefix_tree import PrefixTree
+from sim.fleet.routers.production_stack import ProductionStackPrefix
+from sim.fleet.routers.session import Session
+from sim.fleet.routers.sglang_cache_aware import SGLangCacheAware
 from sim.scheduler.request import Request
 from tests.shared import shared
 

@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sim.config.plug import build
-from sim.engine.pairs import PairRouter
-from sim.engine.routers import ROUTERS
+from sim.fleet.pairs import PairRouter
+from sim.fleet.routers import ROUTERS
 from sim.scheduler.sglang import SGLANG
 from sim.studies.conformance.driver import (
     DecisionDriver,
@@ -29,7 +29,7 @@ from workloads.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sim.engine.engines import Router
+    from sim.fleet.engines import Router
     from sim.scheduler.log.lines import Line
     from sim.scheduler.request import Request
     from sim.studies.conformance.played_worker import Worker

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
+from sim.fleet.routers import ROUTERS
 from sim.results.objectives import parse_objectives
 from sim.studies.planning.given import expanded
 from sim.studies.planning.routers import router_flags

@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
-from sim.engine.checks import at_least
-from sim.engine.routers.block_index import prompt_hashes
-from sim.engine.routers.counting import RandomRouter
+from sim.fleet.checks import at_least
+from sim.fleet.routers.block_index import prompt_hashes
+from sim.fleet.routers.counting import RandomRouter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.engine.balancer import Load
-from sim.engine.checks import at_least
-from sim.engine.routers.block_index import BlockIndex, Run, prompt_runs
-from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
+from sim.fleet.balancer import Load
+from sim.fleet.checks import at_least
+from sim.fleet.routers.block_index import BlockIndex, Run, prompt_runs
+from sim.fleet.routers.counting import RandomRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

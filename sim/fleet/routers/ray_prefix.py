@@ -6,10 +6,10 @@ from math import inf
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from sim.engine.checks import shares
-from sim.engine.routers.counting import PowerOfTwo
-from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
 from sim.errors import ConfigError
+from sim.fleet.checks import shares
+from sim.fleet.routers.counting import PowerOfTwo
+from sim.fleet.routers.prefix_tree import PrefixTree, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

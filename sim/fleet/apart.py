@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.engine.clock import STEP_PRIORITY, At
-from sim.engine.engines import Engines, Router
+from sim.fleet.engines import Engines, Router
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sim.costs.base import CostModel, StepCost
-    from sim.engine.network import Flow, Network
     from sim.engine.pipeline import BatchQueue
-    from sim.engine.pulls import PullRules
+    from sim.fleet.network import Flow, Network
+    from sim.fleet.pulls import PullRules
     from sim.results.pulls import PullLog
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.batch import BatchShape

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, runtime_checkable
 
-from sim.engine.checks import at_least
+from sim.fleet.checks import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

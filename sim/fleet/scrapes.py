@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sim.engine.balancer import Load
 from sim.engine.clock import SCRAPE_PRIORITY, At, next_multiple
+from sim.fleet.balancer import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -8,11 +8,11 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
-from sim.engine.checks import at_least
 from sim.engine.clock import ARRIVAL_PRIORITY
-from sim.engine.routers.block_index import prompt_runs
-from sim.engine.routers.counting import RandomRouter
 from sim.errors import ConfigError
+from sim.fleet.checks import at_least
+from sim.fleet.routers.block_index import prompt_runs
+from sim.fleet.routers.counting import RandomRouter
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sim.engine.clock import Clock
-    from sim.engine.routers.block_index import Run
+    from sim.fleet.routers.block_index import Run
     from sim.scheduler.request import Request
 
 FORGOTTEN_AFTER_S: Final = 120.0

@@ -18,7 +18,6 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from sim.engine.apart import EnginesApart
 from sim.engine.clock import (
     ARRIVAL_PRIORITY,
     SCRAPE_PRIORITY,
@@ -27,17 +26,18 @@ from sim.engine.clock import (
     advance,
     next_multiple,
 )
+from sim.fleet.apart import EnginesApart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
     import simpy
 
-    from sim.engine.balancer import Load
     from sim.engine.clock import Clock, LoneClock
-    from sim.engine.engines import Router
     from sim.engine.loop import Engine
-    from sim.engine.scrapes import Hearer
+    from sim.fleet.balancer import Load
+    from sim.fleet.engines import Router
+    from sim.fleet.scrapes import Hearer
     from sim.scheduler.request import Request
 
 
@@ -129,7 +129,7 @@ class AtArrivals(DealtEngines):
 class BetweenScrapes(DealtEngines):
     """`DealtEngines` of a router that knows metrics, and nothing of ends.
 
-    Metrics are read as `sim.engine.scrapes.Scrapes` does: at multiples of the router's
+    Metrics are read as `sim.fleet.scrapes.Scrapes` does: at multiples of the router's
     interval, but for pauses without a request in flight.
 
     Parameters

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sim.costs.base import CostModel, StepCost
-    from sim.engine.network import Flow, Network
+    from sim.fleet.network import Flow, Network
     from sim.results.pulls import PullLog
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.request import Request

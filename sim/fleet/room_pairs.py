@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from sim.engine.engines import Engines
-from sim.engine.pairs import TwoPools, prompt_of
-from sim.engine.replicas import DIED
-from sim.engine.rooms import Meeting, ReceiverSteps, SenderSteps, meeting_of
-from sim.engine.roster import ReplicaState
+from sim.fleet.engines import Engines
+from sim.fleet.pairs import TwoPools, prompt_of
+from sim.fleet.replicas import DIED
+from sim.fleet.rooms import Meeting, ReceiverSteps, SenderSteps, meeting_of
+from sim.fleet.roster import ReplicaState
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from sim.engine.engines import OnEnd
     from sim.engine.loop import Engine
-    from sim.engine.roster import ReplicaEvent
+    from sim.fleet.engines import OnEnd
+    from sim.fleet.roster import ReplicaEvent
     from sim.scheduler.request import Request
 
 

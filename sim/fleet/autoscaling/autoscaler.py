@@ -8,9 +8,9 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.engine.autoscaling.target_tracking import Metric
 from sim.engine.clock import SCRAPE_PRIORITY, At, next_multiple
-from sim.engine.scrapes import load_of
+from sim.fleet.autoscaling.target_tracking import Metric
+from sim.fleet.scrapes import load_of
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.autoscaling.target_tracking import TargetTracking
     from sim.engine.loop import Engine
-    from sim.engine.replicas import Replicas
+    from sim.fleet.autoscaling.target_tracking import TargetTracking
+    from sim.fleet.replicas import Replicas
 
 _HOUR_S: Final = 3600.0
 

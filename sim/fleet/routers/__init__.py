@@ -1,7 +1,7 @@
 """Routers: each chooses the engine of a request by the rule of one release.
 
 A router is a class with `choose(request)` and `ended(request, place)`
-(`sim.engine.engines.Router`), in a file of its own, and knows engines by their place in
+(`sim.fleet.engines.Router`), in a file of its own, and knows engines by their place in
 the list. What it sees of them it counts itself, or hears of in the way and at the times
 of the real one.
 """
@@ -11,20 +11,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from sim.engine.balancer import LoadBalancer
-from sim.engine.routers.aibrix_prefix import AIBrixPrefix
-from sim.engine.routers.counting import (
+from sim.fleet.balancer import LoadBalancer
+from sim.fleet.routers.aibrix_prefix import AIBrixPrefix
+from sim.fleet.routers.counting import (
     LeastRequests,
     PowerOfTwo,
     RandomRouter,
     RoundRobin,
 )
-from sim.engine.routers.dynamo_kv import DynamoKv
-from sim.engine.routers.llm_d import LlmD
-from sim.engine.routers.production_stack import ProductionStackPrefix
-from sim.engine.routers.ray_prefix import RayPrefix
-from sim.engine.routers.session import Session
-from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
+from sim.fleet.routers.dynamo_kv import DynamoKv
+from sim.fleet.routers.llm_d import LlmD
+from sim.fleet.routers.production_stack import ProductionStackPrefix
+from sim.fleet.routers.ray_prefix import RayPrefix
+from sim.fleet.routers.session import Session
+from sim.fleet.routers.sglang_cache_aware import SGLangCacheAware
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

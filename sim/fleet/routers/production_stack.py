@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cache.tokens import TokenRuns
-from sim.engine.routers.counting import RandomRouter
+from sim.fleet.routers.counting import RandomRouter
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from sim.engine.routers.counting import CountingRouter
+from sim.fleet.routers.counting import CountingRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

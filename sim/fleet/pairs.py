@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sim.engine.deciders import Prospect
-from sim.engine.engines import Engines
-from sim.engine.pulls import ConsumerSteps
-from sim.engine.replicas import DIED, Replicas
-from sim.engine.roster import ReplicaEvent, ReplicaState
 from sim.errors import ConfigError
+from sim.fleet.deciders import Prospect
+from sim.fleet.engines import Engines
+from sim.fleet.pulls import ConsumerSteps
+from sim.fleet.replicas import DIED, Replicas
+from sim.fleet.roster import ReplicaEvent, ReplicaState
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.deciders import Decider
-    from sim.engine.engines import OnEnd, Router
     from sim.engine.loop import Engine
-    from sim.engine.pulls import PairSteps
-    from sim.engine.replicas import ChangingRouter
-    from sim.engine.roster import Toll
-    from sim.engine.scrapes import Scrapes
+    from sim.fleet.deciders import Decider
+    from sim.fleet.engines import OnEnd, Router
+    from sim.fleet.pulls import PairSteps
+    from sim.fleet.replicas import ChangingRouter
+    from sim.fleet.roster import Toll
+    from sim.fleet.scrapes import Scrapes
     from sim.scheduler.request import Request
 
 _SERVED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED

@@ -6,9 +6,9 @@ from math import ceil, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from sim.engine.checks import at_least, shares
-from sim.engine.routers.counting import RandomRouter
-from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
+from sim.fleet.checks import at_least, shares
+from sim.fleet.routers.counting import RandomRouter
+from sim.fleet.routers.prefix_tree import PrefixTree, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cache.tokens import Piece
-    from sim.engine.balancer import Load
+    from sim.fleet.balancer import Load
     from sim.scheduler.request import Request
 
 CHARS_PER_TOKEN: Final = 4

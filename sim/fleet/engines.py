@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.engine.loop import Engine
-    from sim.engine.scrapes import Scrapes
+    from sim.fleet.scrapes import Scrapes
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
 

@@ -8,8 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sim.engine.clock import ARRIVAL_PRIORITY, At
-from sim.engine.engines import Engines, Router
-from sim.engine.roster import EventKind, ReplicaEvent, ReplicaState, Roster, Toll
+from sim.fleet.engines import Engines, Router
+from sim.fleet.roster import EventKind, ReplicaEvent, ReplicaState, Roster, Toll
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.engines import OnEnd
     from sim.engine.loop import Engine
+    from sim.fleet.engines import OnEnd
     from sim.scheduler.request import Request
 
 DIED: Final = "the replica died"

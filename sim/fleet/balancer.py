@@ -12,8 +12,8 @@ from itertools import cycle
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sim.engine.checks import at_least
 from sim.engine.clock import SCRAPE_PRIORITY, At
+from sim.fleet.checks import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

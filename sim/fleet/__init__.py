@@ -1,0 +1,1 @@
+"""Many engines: routers, pools that prefill or decode, replicas that come and go."""
