@@ -172,14 +172,14 @@ def fit_overview(profile: Profile) -> dict[str, Any]:
     if not fit:
         return {}
     models: dict[str, set[int]] = {}
-    for entry in fit.get("models", ()):
+    for entry in fit.get("models") or ():
         ranks = models.setdefault(entry["model"], set())
         ranks.add(entry["geometry"]["tensor_parallel_size"])
-    entries = fit.get("models", ())
+    entries = fit.get("models") or ()
     return {
         "models": {name: sorted(ranks) for name, ranks in sorted(models.items())},
-        "variants": fit.get("variants", {}),
-        "intervals_percent": fit.get("intervals", {}),
+        "variants": fit.get("variants") or {},
+        "intervals_percent": fit.get("intervals") or {},
         "host": fit.get("host"),
         "step_correction": fit.get("step_correction"),
         "from_datasheet": _from_datasheet(profile),
@@ -189,7 +189,7 @@ def fit_overview(profile: Profile) -> dict[str, Any]:
 
 def _from_datasheet(profile: Profile) -> list[str]:
     """Return what of a step stands on the datasheet alone."""
-    fit, entries = profile.fit, profile.fit.get("models", ())
+    fit, entries = profile.fit, (profile.fit.get("models") or ())
     missing = {name for entry in entries for name in entry.get("estimated", ())}
     missing |= {
         text for key, text in _PARTS.items() if any(key not in e for e in entries)

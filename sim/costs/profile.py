@@ -96,7 +96,7 @@ class Profile:
     @property
     def device(self) -> Mapping[str, Any]:
         """Facts of the device that was measured."""
-        device: Mapping[str, Any] = self.provenance.get("device", {})
+        device: Mapping[str, Any] = self.provenance.get("device") or {}
         return device
 
     def tables(self, operation: str) -> tuple[OpTable, ...]:

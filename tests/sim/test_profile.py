@@ -227,6 +227,12 @@ def test_provenance_is_required():
         assert any(f"provenance.{key} is missing" in line for line in measured), key
 
 
+def test_a_device_that_is_null_is_missing():
+    wanting = {"date": "2026-01-01", "tool": "kvsim 0", "device": None}
+    found = [p.message for p in problems(text(provenance=wanting))]
+    assert any("provenance.device.name is missing" in line for line in found)
+
+
 # -- formats of the past ------------------------------------------------------------
 
 

@@ -45,6 +45,9 @@ def verdict_parts(
     if verdict.command:
         yield Text("To serve an engine:", style="dim")
         yield Text(f"  {verdict.command}", no_wrap=True)
+        if verdict.not_said:
+            missing = ", ".join(verdict.not_said)
+            yield Padding(Text(f"The command does not say: {missing}"), (0, 0, 0, 2))
     if verdict.router:
         yield Text("Before the engines:", style="dim")
         yield Text(f"  {verdict.router}", no_wrap=True)

@@ -410,7 +410,7 @@ class MeasuredCost(PartsCost):
             "profile": self.profile.id,
             "source": self.profile.provenance.get("source"),
             "bounds": True,
-            "intervals_percent": self.profile.fit.get("intervals", {}),
+            "intervals_percent": self.profile.fit.get("intervals") or {},
             "empty_step_s": empty.total_s,
             "parameters": told,
             "step_correction": self.profile.fit.get("step_correction"),

@@ -1,7 +1,8 @@
 """Model architectures: the facts of a Hugging Face ``config.json`` that cost memory.
 
 Bundled facts live in ``sim/hardware/models/configs/*.json``, one file a model, in the
-keys of its ``config.json``; ``aliases.json`` names the checkpoints that share a shape.
+keys of its ``config.json``; ``aliases.json`` names the checkpoints that share a shape,
+and names that people type for one that the hub knows by another (``hub``).
 Each file's parameters are counted and equal the published total of the checkpoint. Any
 other model is read from a ``config.json`` by path.
 """
@@ -69,6 +70,28 @@ def load_model(name: str | Path) -> ModelArchitecture:
     facts, quantization = found
     model = model_from_config(facts, str(name), f"the bundled facts of {name}")
     return replace(model, quantization=quantization or model.quantization)
+
+
+def hub_name(name: str) -> str | None:
+    """Return the name by which the Hugging Face hub knows a checkpoint.
+
+    Of a bundled name, or of one that differs from it by case, separators, a release
+    (``-2507``, ``-v0.1``) or words that tell a base model. None where none or several
+    fit: ``-Instruct`` is another checkpoint of the same shape.
+    """
+    owner = name.lower().rpartition("/")[0]
+    fit = {
+        known: hub
+        for known, hub in _hub_names().items()
+        if owner in ("", known.lower().rpartition("/")[0])
+    }
+    for told in (_tail_of, _checkpoint_of, _unreleased_of):
+        found = {hub for known, hub in fit.items() if told(known) == told(name)}
+        if len(found) > 1:  # of several, the one whose facts are bundled
+            found &= _files().keys()
+        if len(found) == 1:
+            return found.pop()
+    return None
 
 
 def model_from_config(
@@ -147,18 +170,39 @@ def _folded() -> dict[str, tuple[str, str | None]]:
 
 _UNTOLD = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"})
 """Words of a name that tell nothing about the shape."""
+_OF_A_BASE = frozenset({"base", "hf", "pt", "meta"})
+"""Words of a name that tell no other checkpoint, as ``-Instruct`` does."""
 _DATE = re.compile(r"\d{4}")
+_RELEASE = re.compile(r"\d{4}|v\d+(\.\d+)*")
 _BETWEEN_NUMBERS = re.compile(r"(?<=\d) (?=\d)")
 """The space that keeps Qwen2-7B from Qwen-27B."""
 
 
-def _words_of(name: str, *, dated: bool = True) -> str:
-    """Return what tells a shape in a name, without owner, case and separators."""
-    words = re.split(r"[-_\s]+", name.lower().rpartition("/")[2])
-    kept = [word for word in words if word not in _UNTOLD]
-    if not dated:
-        kept = [word for word in kept if not _DATE.fullmatch(word)]
+def _words_of(
+    name: str,
+    untold: frozenset[str] = _UNTOLD,
+    release: re.Pattern[str] | None = None,
+) -> str:
+    """Return a name without owner, case, separators and words that tell nothing."""
+    kept = [
+        word
+        for word in re.split(r"[-_\s]+", _tail_of(name))
+        if word not in untold and not (release and release.fullmatch(word))
+    ]
     return _BETWEEN_NUMBERS.sub("-", " ".join(kept)).replace(" ", "")
+
+
+def _tail_of(name: str) -> str:
+    """Return a name in small letters, without its owner."""
+    return name.lower().rpartition("/")[2]
+
+
+def _checkpoint_of(name: str) -> str:
+    return _words_of(name, _OF_A_BASE)
+
+
+def _unreleased_of(name: str) -> str:
+    return _words_of(name, _OF_A_BASE, _RELEASE)
 
 
 @cache
@@ -168,10 +212,10 @@ def _by_words() -> dict[str, tuple[str, str | None]]:
     A date may be left out where all dates have one shape.
     """
     found: dict[str, set[tuple[str, str | None]]] = {}
-    for dated in (True, False):
+    for release in (None, _DATE):
         added: dict[str, set[tuple[str, str | None]]] = {}
         for name, entry in _index().items():
-            words = _words_of(name, dated=dated)
+            words = _words_of(name, release=release)
             if words not in found:
                 added.setdefault(words, set()).add(entry)
         found |= added
@@ -181,16 +225,33 @@ def _by_words() -> dict[str, tuple[str, str | None]]:
 @cache
 def _index() -> dict[str, tuple[str, str | None]]:
     """Map every bundled name to its file and quantisation scheme."""
+    files = _files()
+    index: dict[str, tuple[str, str | None]] = {
+        name: (file_name, None) for name, file_name in files.items()
+    }
+    for alias, target in _bundled_json("aliases.json").items():
+        index[alias] = (files[target["model"]], target.get("quantization"))
+    return index
+
+
+@cache
+def _hub_names() -> dict[str, str]:
+    """Map every bundled name to the hub's name of its checkpoint."""
+    aliases = _bundled_json("aliases.json").items()
+    return {name: name for name in _files()} | {
+        alias: target.get("hub", alias) for alias, target in aliases
+    }
+
+
+@cache
+def _files() -> dict[str, str]:
+    """Map the name of every model with facts of its own to its file."""
     folder = resources.files("sim.hardware.models") / "configs"
-    files = {
-        entry.name.removesuffix(".json").replace("--", "/", 1): (entry.name, None)
+    return {
+        entry.name.removesuffix(".json").replace("--", "/", 1): entry.name
         for entry in folder.iterdir()
         if "--" in entry.name
     }
-    index: dict[str, tuple[str, str | None]] = dict(files)
-    for alias, target in _bundled_json("aliases.json").items():
-        index[alias] = (files[target["model"]][0], target.get("quantization"))
-    return index
 
 
 def _bundled_json(file_name: str) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
+from sim.hardware.models.bundled import hub_name
 from sim.studies.planning.fleets import fleet_table, is_alone
 from sim.studies.planning.routers import router_flags
 from sim.studies.planning.trial import split_table, with_scale
@@ -129,7 +131,15 @@ def serve_command(engine: EngineConfig, capacity: CapacityEstimate) -> str:
 
 
 def _program(engine: EngineConfig) -> list[str]:
-    return [*engine.generation.server.command, engine.model]
+    return [*engine.generation.server.command, _checkpoint(engine.model)]
+
+
+def _checkpoint(model: str) -> str:
+    """Return a name or folder from which the server can load the model's weights."""
+    path = Path(model)
+    if path.suffix == ".json":
+        return str(path.parent)
+    return model if path.is_dir() else hub_name(model) or model
 
 
 def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
@@ -198,6 +208,10 @@ def not_said(engine: EngineConfig) -> list[str]:
     """Return settings of the simulation that the command line does not carry."""
     told = {"model", "gpu", "scheduler", "engine_version", "admission_check"}
     found = []
+    if "/" not in _checkpoint(engine.model) and not Path(engine.model).exists():
+        found.append(
+            f"the owner of {engine.model} on the hub, a name that kvsim does not know"
+        )
     for key in sorted(_OURS - told - set(_SWITCHES) - {"enforce_eager"}):
         value = getattr(engine, key)
         if value not in (None, type(engine).model_fields[key].default):

@@ -46,6 +46,8 @@ class Verdict:
         Candidates that do not serve it, and why, a sentence each.
     command
         How to serve one engine.
+    not_said
+        Settings that the command does not carry.
     routers
         The worth of routers, a sentence each.
     host_memory
@@ -66,6 +68,7 @@ class Verdict:
     changes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     command: str = ""
+    not_said: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
     host_memory: tuple[str, ...] = ()
     fleets: tuple[str, ...] = ()
@@ -118,6 +121,7 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         changes=tuple(_changes(plan, served)),
         left_out=left_out,
         command=best["serve_command"],
+        not_said=tuple(best["not_in_the_command"]),
         routers=tuple(_routers(plan, best)),
         host_memory=tuple(host_memory_sentences(plan, candidates)),
         fleets=tuple(_given_fleets(plan)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +88,43 @@ def test_drafts_are_said_as_the_release_reads_them() -> None:
     command, missing = said(speculative_config=none)
     assert "speculative" not in command
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("OLMo-2-7B", "allenai/OLMo-2-1124-7B"),
+        ("allenai/OLMo-2-7B", "allenai/OLMo-2-1124-7B"),
+        ("qwen/qwen3-8b", "Qwen/Qwen3-8B"),
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("llama 3 8b", "meta-llama/Meta-Llama-3-8B"),
+        ("gemma-3-4b", "google/gemma-3-4b-pt"),
+        ("gemma-3-4b-it", "google/gemma-3-4b-it"),
+        ("Mixtral-8x7B-Instruct", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        ("GLM-4-9B-0414", "zai-org/GLM-4-9B-0414"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("THUDM/GLM-4-9B-0414", "THUDM/GLM-4-9B-0414"),
+    ],
+)
+def test_a_model_is_called_as_the_hub_does(typed: str, name: str) -> None:
+    command, missing = said(model=typed)
+    assert shlex.split(command)[2] == name
+    assert not missing
+
+
+def test_a_name_that_the_hub_lacks_is_not_made_up() -> None:
+    """An instruct model is another checkpoint of the shape that was counted."""
+    command, missing = said(model="OLMo-2-7B-Instruct")
+    assert shlex.split(command)[2] == "OLMo-2-7B-Instruct"
+    assert missing == [
+        "the owner of OLMo-2-7B-Instruct on the hub, a name that kvsim does not know"
+    ]
+
+
+def test_weights_lie_beside_a_config(tmp_path: Path) -> None:
+    facts = Path("sim/hardware/models/configs/Qwen--Qwen3-8B.json").read_text()
+    (tmp_path / "config.json").write_text(facts)
+    for model in (tmp_path, tmp_path / "config.json"):
+        command, missing = said(model=str(model))
+        assert shlex.split(command)[2] == str(tmp_path)
+        assert not missing

@@ -185,7 +185,8 @@ def test_of_equal_cost_the_surer_is_bought() -> None:
     fleet = {"replicas": 1, "seeds_that_hold": 3, "num_seeds": 3}
     fleet |= {"values": {"p95_ttft_ms": {"value": 400.0}}}
     common = {"model": "m", "reason": None, "binding": {"sentence": "compute binds"}}
-    common |= {"serve_command": "", "extrapolated": [], "cost_per_hour": 12.0}
+    common |= {"serve_command": "", "not_in_the_command": [], "extrapolated": []}
+    common["cost_per_hour"] = 12.0
     close = {"gpu": "l4", "tensor_parallel_size": 2, "rate": rate | {"cost_low": 5.0}}
     sure = {"gpu": "l4", "tensor_parallel_size": 4, "rate": rate | {"cost_low": 6.2}}
     more = {"replicas": 1, "num_gpus": 4, "fleets": [fleet]}

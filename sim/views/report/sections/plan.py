@@ -165,11 +165,17 @@ def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
     if points:
         yield _pareto(points, currency, latency)
     commands = (
-        details(each["name"], element("pre", each["serve_command"], tabindex="0"))
+        details(each["name"], element("pre", _to_serve(each), tabindex="0"))
         for each in _found(plan)
     )
     yield element("h3", "To run it")
     yield from commands
+
+
+def _to_serve(each: Plan) -> str:
+    missing = each["not_in_the_command"]
+    said = f"\n# The command does not say: {', '.join(missing)}" if missing else ""
+    return f"{each['serve_command']}{said}"
 
 
 def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart:
