@@ -110,10 +110,15 @@ def _fleets(
         "",
     ]
     rows = []
+    first = [
+        router["router"]["kind"]
+        for each in plan["candidates"]
+        for router in each.get("routers", ())[:1]
+    ]
     on_front = {
         (p["candidate"], p["replicas"])
         for p in plan["pareto"]["points"]
-        if p["on_front"]
+        if p["on_front"] and p.get("router") in (None, *first)
     }
     served = [each for each in plan["candidates"] if each.get("replicas")]
     for each in sorted(served, key=lambda e: (e["model"], e["cost_per_hour"])):

@@ -21,7 +21,7 @@ from sim.studies.planning.sensitivity import cheapest, verdict
 from sim.studies.planning.spec import per_million
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sim.studies.planning.given import GivenFleet
     from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet, Interval
@@ -256,6 +256,7 @@ def pareto_front(study: Study, plans: Sequence[CandidatePlan]) -> list[dict[str,
         {
             "candidate": each.candidate.name,
             "model": each.candidate.model,
+            **({"router": str(router["kind"])} if each.routed else {}),
             "replicas": fleet.num_replicas,
             "cost_per_hour": study.cost_per_hour(each.candidate, fleet.num_replicas),
             "latency_ms": fleet.values[name].value,
@@ -264,12 +265,31 @@ def pareto_front(study: Study, plans: Sequence[CandidatePlan]) -> list[dict[str,
         }
         for each in plans
         if each.fleet is not None
-        for fleet in (each.fleet, each.spare)
-        if fleet is not None and name in fleet.values
+        for router, fleet in _serving(study, each)
+        if name in fleet.values
     ]
     for point in points:
         point["on_front"] = not any(_beats(other, point) for other in points)
     return points
+
+
+def _serving(
+    study: Study, each: CandidatePlan
+) -> Iterator[tuple[Mapping[str, Any], Fleet]]:
+    """Yield a candidate's fleets that serve the traffic, and their routers."""
+    for fleet in (each.fleet, each.spare):
+        if fleet is not None:
+            yield study.routers[0], fleet
+    share = study.plan.replicas.share_of_seeds
+    for routed in each.routed[1:]:
+        found = {
+            fleet.num_replicas: fleet
+            for fleet in (routed.alike, routed.fewest)
+            if fleet
+        }
+        for fleet in found.values():
+            if fleet.holds >= share * fleet.num_seeds - 1e-9:
+                yield routed.router, fleet
 
 
 def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +155,11 @@ def _name_limit(axes: Axes, objective: Plan) -> None:
 
 
 def _add_legend(axes: Axes) -> None:
+    num_entries = len(axes.get_legend_handles_labels()[1])
     axes.legend(
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
-        ncols=5,
+        ncols=max(5, ceil(num_entries / 2)),
         borderaxespad=0.1,
         fontsize=7.5,
         handlelength=1.4,
@@ -295,11 +297,16 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
         zorder=1,
     )
     gpus = set()
-    for point in points:
+    shapes = _shapes(plan)
+    edge: dict[str, Any] = {}
+    if shapes:
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    for point in sorted(points, key=lambda each: not each["on_front"]):
         colour = styles[point["candidate"]]["color"]
         gpu = next(
             c["gpu"] for c in plan["candidates"] if c["name"] == point["candidate"]
         )
+        plain = "o" if point["on_front"] else "s"
         axes.errorbar(
             point["cost_per_hour"],
             point["latency_ms"],
@@ -307,13 +314,18 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
                 [point["latency_ms"] - point["latency_low_ms"]],
                 [point["latency_high_ms"] - point["latency_ms"]],
             ],
-            fmt="o" if point["on_front"] else "s",
+            fmt=_shape_of(point, shapes) if shapes else plain,
             color=colour,
-            markersize=6 if point["on_front"] else 4,
-            label=None if gpu in gpus else gpu,
+            markersize=(6 if point["on_front"] else 4) + 2 * bool(shapes),
+            label=None if shapes or gpu in gpus else gpu,
+            zorder=2 + bool(shapes and not point["on_front"]),
+            **edge,
         )
+        if shapes and gpu not in gpus:
+            axes.plot([], [], color=colour, label=gpu)
         gpus.add(gpu)
-        _name_point(axes, point)
+    for router, shape in shapes.items():
+        axes.plot([], [], shape, color=style.GREY, markersize=5, label=router)
     lows = [p["latency_low_ms"] for p in points]
     highs = [p["latency_high_ms"] for p in points]
     costs = [p["cost_per_hour"] for p in points]
@@ -322,14 +334,48 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
     axes.set_xlim(0.0, max(costs) * 1.15)
     axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
     axes.set_ylim(min(lows) * 0.8, max(highs) * 1.3)
+    named: set[tuple[str, float, int]] = set()
+    for point in sorted(points, key=lambda each: not each["on_front"]):
+        x, y = axes.transData.transform((point["cost_per_hour"], point["latency_ms"]))
+        place = (_text_of(point), float(x), round(float(y) / _NAME_PIXELS))
+        if place not in named:
+            _name_point(axes, point)
+            named.add(place)
     _add_legend(axes)
 
 
-def _name_point(axes: Axes, point: Plan) -> None:
-    """Write replicas and ranks beside a point: ``6 x tp1``."""
+_SHAPES = ("o", "D", "^", "v", "P", "X", "s", "<", ">", "*")
+_NAME_PIXELS = 14.0
+"""Points nearer than this that have one name show it once: their routers differ."""
+
+
+def _shapes(plan: Plan) -> dict[str, str]:
+    """Return the shape of each router, where several were compared."""
+    kinds = [
+        router["router"]["kind"]
+        for each in plan["candidates"]
+        for router in each.get("routers", ())
+    ]
+    return {
+        kind: _SHAPES[place % len(_SHAPES)]
+        for place, kind in enumerate(dict.fromkeys(kinds))
+    }
+
+
+def _shape_of(point: Plan, shapes: Mapping[str, str]) -> str:
+    """Return the shape of a point; candidates with one router have the first."""
+    return shapes[point.get("router", next(iter(shapes)))]
+
+
+def _text_of(point: Plan) -> str:
+    """Return replicas and ranks: ``6 x tp1``."""
     parts = [part for part in point["candidate"].split("_") if part.startswith("tp")]
+    return f"{point['replicas']} x {parts[-1] if parts else ''}"
+
+
+def _name_point(axes: Axes, point: Plan) -> None:
     axes.annotate(
-        f"{point['replicas']} x {parts[-1] if parts else ''}",
+        _text_of(point),
         (point["cost_per_hour"], point["latency_ms"]),
         xytext=(6, 3),
         textcoords="offset points",

@@ -154,3 +154,25 @@ def test_the_answer_names_its_router_and_a_cheaper_one(
     routed["routers"] = routers[:1]
     (verdict,) = verdicts_of({**plan, "candidates": [routed]}).values()
     assert verdict.answer.endswith("within the objectives behind round_robin.")
+
+
+def test_each_router_that_was_compared_is_on_the_front_figure(
+    plan: Mapping[str, Any],
+) -> None:
+    routers = [{"router": {"kind": kind}} for kind in ("random", "llm_d")]
+    first, *others = plan["candidates"]
+    points = [
+        point | {"router": kind, "on_front": kind == "llm_d"}
+        for point in plan["pareto"]["points"]
+        if point["candidate"] == first["name"]
+        for kind in ("random", "llm_d")
+    ]
+    routed = {
+        **plan,
+        "candidates": [first | {"routers": routers}, *others],
+        "pareto": plan["pareto"] | {"points": points},
+    }
+    (axes,) = PLAN_FIGURES["pareto"](routed).axes
+    assert {"random", "llm_d"} < set(axes.get_legend_handles_labels()[1])
+    shapes = [line.get_marker() for line in axes.lines if len(line.get_xdata()) == 1]  # type: ignore[arg-type]
+    assert set(shapes) >= {"o", "D"}

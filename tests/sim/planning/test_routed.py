@@ -52,6 +52,13 @@ def test_replicas_behind_a_router_that_looks_are_fewer_or_quicker(
     ]
     assert waits[1] < waits[0]
     assert random["alike"]["replicas"] == least["alike"]["replicas"]
+    points = {(p["router"], p["replicas"]): p for p in data["pareto"]["points"]}
+    assert set(points) == {
+        ("random", random["replicas"]),
+        ("least_requests", random["replicas"]),
+        ("least_requests", least["replicas"]),
+    }
+    assert not points["random", random["replicas"]]["on_front"]
     (verdict,) = verdicts_of(data).values()
     assert verdict.routers[0].startswith(f"Behind random {random['replicas']} replicas")
     assert "Behind least_requests" in verdict.routers[1]

@@ -179,7 +179,7 @@ def _to_serve(each: Plan) -> str:
 
 
 def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart:
-    names = list(dict.fromkeys(point["candidate"] for point in points))
+    said = [_name_of(point) for point in points]
     series: list[charts.Series] = []
     front = sorted(
         (p for p in points if p["on_front"]), key=lambda p: float(p["cost_per_hour"])
@@ -189,8 +189,8 @@ def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart
         x = np.array([float(point["cost_per_hour"]) for point in of_model])
         y = np.array([float(point["latency_ms"]) for point in of_model])
         series.append(charts.Line(f"front of {model}", "muted", x, y, "dot"))
-    for place, name in enumerate(names):
-        of_name = [point for point in points if point["candidate"] == name]
+    for place, name in enumerate(dict.fromkeys(said)):
+        of_name = [p for p, its in zip(points, said, strict=True) if its == name]
         series.append(
             charts.Points(
                 name,
@@ -218,6 +218,11 @@ def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart
         x=charts.Axis(f"{currency} an hour", low=0.0, high=1.08 * dearest),
         height_px=380,
     )
+
+
+def _name_of(point: Plan) -> str:
+    behind = f" behind {point['router']}" if "router" in point else ""
+    return f"{point['candidate']}{behind}"
 
 
 def _sensitivity(plan: Plan) -> Iterator[Markup | charts.Chart]:
