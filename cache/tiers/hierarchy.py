@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache.errors import TierError, require
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cache.tiers.extents import Hold
     from cache.tiers.places import Keys
     from cache.tiers.secondary import SecondaryTier
+
+MAX_RETRY_S = 60.0
+"""Seconds for which look-ups may all be told to ask again."""
 
 
 class InFlight(NamedTuple):
@@ -97,6 +100,8 @@ class TierHierarchy:
         # Keys and chunks of what a call brings to the host.
         self._promoting: dict[tuple[str, RequestAccess], dict[int, Hold]] = {}
         self._sources: dict[RequestAccess, dict[int, str]] = {}
+        self._unanswered = ""  # the tier that said RETRY last, in this call
+        self._unanswered_s = nan  # since when no look-up was answered
 
     @property
     def has_pending_work(self) -> bool:
@@ -191,16 +196,21 @@ class TierHierarchy:
         asks_again = False
         for name, tier in self.tiers.items():
             found = tier.lookup(key, access, self.now_s)
-            if found is LookupResult.HIT:
-                return self._promote(name, key, keys, access, position)
             if found is LookupResult.RETRY:
-                asks_again = True
-            elif found is not LookupResult.MISS:
+                asks_again, self._unanswered = True, name
+                continue
+            if found is LookupResult.HIT:
+                self._unanswered_s = nan
+                return self._promote(name, key, keys, access, position)
+            if found is not LookupResult.MISS:
                 raise TierError(
                     f"{type(tier).__name__}: lookup must return HIT, MISS or RETRY of "
                     f"LookupResult, got {found!r}"
                 )
-        return LookupResult.RETRY if asks_again else LookupResult.MISS
+        if asks_again:
+            return LookupResult.RETRY
+        self._unanswered_s = nan
+        return LookupResult.MISS
 
     def _promote(
         self, name: str, key: int, keys: Keys, access: RequestAccess, position: int
@@ -231,6 +241,24 @@ class TierHierarchy:
         self._promoting = {}
         for tier in self.tiers.values():
             tier.end_call(self.now_s)
+        if self._unanswered:
+            self._be_asked_again(self.tiers[self._unanswered])
+            self._unanswered = ""
+
+    def _be_asked_again(self, tier: SecondaryTier) -> None:
+        """Hold a tier to what RETRY promises: that asking again is worth something."""
+        if not tier.has_news:
+            raise TierError(
+                f"{type(tier).__name__}: lookup said RETRY, and has_news is False: no "
+                f"engine that rests would ask again; let it be True until all is known"
+            )
+        if self._unanswered_s != self._unanswered_s:
+            self._unanswered_s = self.now_s
+        elif self.now_s - self._unanswered_s > MAX_RETRY_S:
+            raise TierError(
+                f"{type(tier).__name__}: lookup has said RETRY and nothing else for "
+                f"{MAX_RETRY_S:g} s; it must say HIT or MISS in the end"
+            )
 
     def _submit(
         self,

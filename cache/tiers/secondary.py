@@ -120,7 +120,10 @@ class SecondaryTier:
     # -- asked by the host ----------------------------------------------------
 
     def lookup(self, key: int, access: RequestAccess, now_s: float) -> LookupResult:
-        """Say whether a chunk can be read, or `RETRY` to be asked again."""
+        """Say whether a chunk can be read, or `RETRY` to be asked again.
+
+        A tier that says `RETRY` has news (`has_news`) when the call has ended.
+        """
         self._expire(now_s)
         return LookupResult.HIT if key in self._used_s else LookupResult.MISS
 

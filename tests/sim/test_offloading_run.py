@@ -427,6 +427,10 @@ class Mine(SecondaryTier):
 
     def {method}
 """
+AGAIN = """
+        from cache.tiers.cpu import LookupResult
+        return LookupResult.RETRY
+"""
 
 
 @pytest.mark.parametrize(
@@ -438,6 +442,7 @@ class Mine(SecondaryTier):
             "        return LookupResult.HIT",
             "lookup said HIT of a chunk that is not there",
         ),
+        ("lookup(self, *_):" + AGAIN, "lookup said RETRY, and has_news is False"),
         ("prepare_store(self, keys, now_s): return [12345]", "prepare_store must"),
         ("victim(self): return 42", "victim must return a chunk .* got 42"),
     ],

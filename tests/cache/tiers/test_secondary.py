@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.errors import CacheConfigError
+from cache.errors import CacheConfigError, TierError
 from cache.tiers import (
     CPUTier,
     FileSystemTier,
@@ -124,6 +124,33 @@ def test_files_are_asked_for_beside_the_step_and_stay() -> None:
 def test_impossible_tiers_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(CacheConfigError, match=message):
         PoolTier(8, **{"capacity_bytes": 80, **RATES} | keys)
+
+
+class Undecided(PoolTier):
+    """Says RETRY until it is let answer."""
+
+    has_news = True
+    answer = RETRY
+
+    def lookup(self, key: int, access: RequestAccess, now_s: float) -> LookupResult:
+        return self.answer
+
+
+def test_a_tier_answers_within_a_minute() -> None:
+    tier = Undecided(10, capacity_bytes=80, **RATES)
+    tiers, keys = TierHierarchy(CPUTier(2), {"pool": tier}), Keys.of([1])
+
+    def ask(now_s: float, answer: LookupResult) -> None:
+        tier.answer = answer
+        tiers.follow(now_s)
+        tiers.longest_prefix(keys, RequestAccess())
+        tiers.end_call()
+
+    for now_s, answer in ((0.0, RETRY), (60.0, RETRY), (61.0, MISS), (120.0, RETRY)):
+        ask(now_s, answer)
+    ask(180.0, RETRY)
+    with pytest.raises(TierError, match="said RETRY and nothing else for 60 s"):
+        ask(180.1, RETRY)
 
 
 def test_a_chunk_comes_back_through_the_host() -> None:
