@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workloads._checks import MAX_TOKENS, positive, whole
 from workloads.chains import in_order
 from workloads.spec import RequestSpec
-from workloads.traces.parsing.files import BadLines, no_rows, trace_path
+from workloads.traces.parsing.files import BadLines, no_rows, trace_path, warn
 from workloads.traces.parsing.json_values import json_lines
 from workloads.traces.parsing.values import missing_problem, whole_problem
 
@@ -48,7 +48,7 @@ class KvCacheTesterTraceReader:
         Seconds from the begin of a session to that of the next.
     max_context_tokens
         A session ends before its first request that is longer, output included; its
-        sub-agents likewise.
+        sub-agents likewise. A warning says how many are left out or cut.
     skip_bad_lines
         Leave malformed lines out with a warning, instead of refusing the first.
 
@@ -84,7 +84,7 @@ class KvCacheTesterTraceReader:
 
     def read(self) -> Iterator[RequestSpec]:
         requests: list[RequestSpec] = []
-        num_sessions = 0
+        num_sessions = num_left_out = num_ended = 0
         with BadLines(self.path, self.skip_bad_lines) as bad:
             for line_number, entry in json_lines(self.path, bad):
                 if num_sessions == self.num_sessions:
@@ -97,6 +97,14 @@ class KvCacheTesterTraceReader:
                     continue
                 requests += session.requests
                 num_sessions += 1
+                num_left_out += session.is_cut and not session.requests
+                num_ended += session.is_cut
+        if num_ended:
+            warn(
+                f"{self.path}: max_context_tokens of {self.max_context_tokens:,} left "
+                f"out {num_left_out:,} of {num_sessions:,} sessions, and parts of "
+                f"{num_ended - num_left_out:,}"
+            )
         if not requests:
             raise no_rows(self.path)
         return iter(in_order(requests))
@@ -113,6 +121,7 @@ class _Session:
         self._most = reader.max_context_tokens or MAX_TOKENS
         self._first_id = first_id
         self.requests: list[RequestSpec] = []
+        self.is_cut = False
 
     def add_all(self, entry: dict[str, Any]) -> None:
         if problem := missing_problem(entry, _KEYS):
@@ -142,6 +151,7 @@ class _Session:
                 raise _MalformedError(problem)
             spec = self._request(row, size, previous_id, delay_s)
             if spec.num_prompt_tokens + spec.num_output_tokens > self._most:
+                self.is_cut = True
                 return
             self.requests.append(spec)
             previous_id, end_s = spec.request_id, at_s + _seconds(row, "api_time")

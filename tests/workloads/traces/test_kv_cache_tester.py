@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.workloads.traces.samples import read, write
-from workloads import TraceFormatError
+from workloads import TraceFormatError, WorkloadWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +67,19 @@ def test_equal_ids_are_equal_text_and_the_rest_is_own(tmp_path: Path) -> None:
 
 def test_sessions_end_before_what_is_too_long(tmp_path: Path) -> None:
     path = session(tmp_path)
-    found = read("kv_cache_tester", path, max_context_tokens=1000)
+    rule = "max_context_tokens of 1,000 left out 0 of 1 sessions, and parts of 1$"
+    with pytest.warns(WorkloadWarning, match=rule):
+        found = read("kv_cache_tester", path, max_context_tokens=1000)
     assert [each.num_prompt_tokens for each in found] == [130, 320, 128]
+
+
+def test_sessions_too_long_from_the_start_are_counted(tmp_path: Path) -> None:
+    lines = [SESSION, SESSION | {"requests": [request(0.0, 130, [1, 2], out=1)]}]
+    path = write(tmp_path, "".join(json.dumps(each) + "\n" for each in lines))
+    rule = "max_context_tokens of 131 left out 1 of 2 sessions, and parts of 0$"
+    with pytest.warns(WorkloadWarning, match=rule):
+        (only,) = read("kv_cache_tester", path, max_context_tokens=131)
+    assert only.session_id == 1
 
 
 def test_an_answer_without_tokens_counts_as_one(tmp_path: Path) -> None:
