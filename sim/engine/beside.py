@@ -62,6 +62,11 @@ class Beside(ABC):
     def awaits(self) -> bool:
         """Whether requests wait for what will end by itself."""
 
+    @property
+    def looks_on(self) -> bool:
+        """Whether a turn without requests looks after what has not ended yet."""
+        return bool(self.scheduler.delayed)
+
     def may_rest(self, now_s: float) -> bool:
         """Look around for an engine with requests; return whether it can only wait."""
         del now_s

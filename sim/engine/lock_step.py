@@ -54,6 +54,7 @@ class LockStep:
 
         a request comes to a rank   -> a wave starts: all ranks are woken
         all have launched a batch   -> its length is known; it ends for all at once
+                                       (two are on the GPU at most)
         no tokens on this rank      -> a dummy batch, while the wave goes on
         after turn 1, 16, 32, ...   -> all ask each other: no work ends the wave
 
@@ -102,7 +103,7 @@ class LockStep:
         self._host = host
         self._steps = deque[_Step]()  # that some rank has joined, and not all
         self._num_begun = 0
-        self._last_s = -inf  # when the latest of them ends
+        self._last_s = self._before_s = -inf  # ends of the latest, and the one before
         self._num_asking = 0
         self._has_work = False
         self._answer: simpy.Event | None = None
@@ -178,10 +179,11 @@ class LockStep:
                 f"a step must take a finite time of more than zero (invariant 3): the "
                 f"cost model says {total_s} s at {now_s} s; mend its parameters"
             )
-        self._last_s = end_s
+        launched_s = max(now_s, step.ready_s, self._before_s)
+        self._before_s, self._last_s = before_s, end_s
         for rank, cost in zip(self.ranks, own, strict=True):
             rank.begun(cost, before_s, end_s)
-        happen(step.launched, max(now_s, step.ready_s), STEP_PRIORITY, None)
+        happen(step.launched, launched_s, STEP_PRIORITY, None)
         happen(step.end, end_s, STEP_PRIORITY, own)
 
 
@@ -307,6 +309,11 @@ class AheadRank(Rank):
     def has_steps(self) -> bool:
         """Whether outputs are to come."""
         return bool(self._in_flight)
+
+    @property
+    def num_steps(self) -> int:
+        """Turns of which the outputs are to come."""
+        return len(self._in_flight)
 
     @property
     def computes(self) -> bool:

@@ -258,8 +258,7 @@ class Engine:
         next_s = inf if upcoming is None else upcoming.arrival_s
         while not self.stop_requested:
             if pace is not None:
-                has_work = not empty_steps.are_vain and any(queue_lengths(scheduler))
-                yield from pace.turned(has_work=has_work)
+                yield from pace.turned(has_work=ways.is_unfinished())
                 now_s = env._now
             if self._actions:
                 self._act()

@@ -99,7 +99,8 @@ class PairSteps(Beside):
 
     @property
     def awaits(self) -> bool:
-        return self.scheduler.num_waiting > 0
+        scheduler = self.scheduler
+        return scheduler.num_waiting > 0 and scheduler.awaits_transfers
 
     @property
     def holds(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.metrics import cache_and_queues, latencies, throughput
+from sim.results.ranks import waits_in_words
 from sim.results.verdict import quantity
 from workloads.sums import added
 
@@ -150,6 +151,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if len(engines) > 1 and most["requests"] is not None:
         told.append(f"the busiest has {most['requests']:.2f} x the mean requests")
         told.append(f"{most['busy_s'] or 1.0:.2f} x the time in steps")
+    if len(summary["pools"]) == 1 and (waits := waits_in_words(summary["pools"][0])):
+        told.append(waits)
     found = [("engines", "; ".join(told))]
     if (hours := summary.get("gpu_hours")) is not None:
         text = f"{quantity(hours)} h"
@@ -181,6 +184,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{pool['kv_cache_usage_mean']:.1%}, {preempted:,} "
                 f"preemption{'s' * (preempted != 1)}"
             )
+            if waits := waits_in_words(pool):
+                text += f"; {waits}"
             found.append((f"pool {pool['pool']}", text))
     return found
 

@@ -44,6 +44,13 @@ def parts_of(summary: Mapping[str, Any]) -> tuple[Part, Sequence[Mapping[str, An
     return "engine", summary.get("engines") or ()
 
 
+def waits_in_words(summary: Mapping[str, Any]) -> str:
+    """Return how ranks waited for each other; empty if they did not step together."""
+    if (share := summary.get("wait_share")) is None:
+        return ""
+    return f"{summary['num_dummy_steps']:,} dummy steps, {share:.1%} of time waiting"
+
+
 # -- recording -----------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.results import fleets, pulls
 from sim.results.drafts import draft_rows
-from sim.results.ranks import ONE, parts_of
+from sim.results.ranks import ONE, parts_of, waits_in_words
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
 from sim.results.transfers import transfer_rows
 
@@ -184,9 +184,8 @@ def _ranks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not (ranks := summary.get("ranks")):
         return []
     text = f"{len(ranks)}, with a pool each"
-    if (share := summary.get("wait_share")) is not None:
-        num_dummies = summary["num_dummy_steps"]
-        text += f"; {num_dummies:,} dummy steps, {share:.1%} of time waiting"
+    if waits := waits_in_words(summary):
+        text += f"; {waits}"
     return [("ranks", text)]
 
 

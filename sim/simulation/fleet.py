@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.costs.slowed import Slowed
 from sim.engine.clock import Clock, LoneClock
 from sim.engine.loop import Engine
+from sim.engine.pace import Unpriced
 from sim.engine.requests import requests_of
 from sim.fleet.apart import Deal, EnginesApart
 from sim.fleet.balancer import LoadBalancer
@@ -343,7 +344,7 @@ class Fleet:
     ) -> Engine:
         pool, scheduler = self._owners[place], self.schedulers[place]
         recorder = self._recorders.of_rank[place]
-        cost_model = pool.cost_model
+        cost_model, pace = pool.cost_model, self._paces[place]
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
         engine = self._running[place] = Engine(
@@ -351,13 +352,15 @@ class Fleet:
             scheduler,
             cost_model,
             recorder,
-            beside=self._beside(place, scheduler, cost_model),
+            beside=self._beside(
+                place, scheduler, cost_model if pace is None else Unpriced()
+            ),
             arrivals=share,
             sample=make_sampler(pool.config, self._specs, scheduler, recorder),
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
-            pace=self._paces[place],
+            pace=pace,
             place=place,
         )
         return engine

@@ -44,13 +44,6 @@ def locks_of(pool: Pool, env: simpy.Environment) -> list[LockStep | None]:
     config, model, cost_model = pool.engine, pool.model, pool.cost_model
     if config.data_parallel_size == 1 or not model.num_moe_layers:
         return [None] * pool.num_replicas
-    if pool.role != "serve":
-        raise ConfigError(
-            f"fleet: data-parallel ranks of {pool.role} engines are built of models "
-            f"without experts, whose ranks do not step together, got "
-            f"data_parallel_size {config.data_parallel_size} and {model.name} in pool "
-            f"{pool.name}; set it to 1, or remove the roles"
-        )
     if config.pipeline_parallel_size > 1:
         raise ConfigError(
             f"engine.pipeline_parallel_size: ranks that divide experts step together, "

@@ -66,6 +66,8 @@ def _fleet(
         }
         if rng.random() < 0.3:
             fleet["proxy"] = {"order": "decode_first"}
+        if kind < 0.35:
+            _give_ranks(rng, engine, pools, has_experts=has_any_model)
     elif kind < 0.2:
         for key in _OF_V1:
             engine.pop(key, None)
@@ -75,11 +77,7 @@ def _fleet(
                 "scheduler": rng.choice(["v0", "v0_2", "hf_fifo", "sglang"])
             }
     elif kind < 0.35:
-        engine["data_parallel_size"] = rng.choice([2, 3])
-        if rng.random() < 0.6 and has_any_model:
-            engine |= {"model": _EXPERTS, "enable_expert_parallel": True}
-        for pool in pools[1:]:
-            pool["engine"] = {"data_parallel_size": rng.choice([1, 2])}
+        _give_ranks(rng, engine, pools, has_experts=has_any_model)
     else:
         for pool in pools[1:]:
             pool["engine"] = {"max_num_seqs": rng.choice([1, 3, 16])}
@@ -88,6 +86,21 @@ def _fleet(
     elif kind >= 0.35 and rng.random() < 0.25 and not roles:
         fleet["autoscaler"] = [_autoscaler(rng, pool, end_s) for pool in pools]
     return fleet
+
+
+def _give_ranks(
+    rng: Random,
+    engine: dict[str, Any],
+    pools: list[dict[str, Any]],
+    *,
+    has_experts: bool,
+) -> None:
+    """Let engines be data-parallel ranks, which may divide experts."""
+    engine["data_parallel_size"] = rng.choice([2, 3])
+    if rng.random() < 0.6 and has_experts:
+        engine |= {"model": _EXPERTS, "enable_expert_parallel": True}
+    for pool in pools[1:]:
+        pool["engine"] = {"data_parallel_size": rng.choice([1, 2])}
 
 
 def _router(rng: Random) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,11 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
+from tests.sim.test_fleet_pairs import checked
 from tests.sim.test_fleet_run import TIGHT, data_of
+
+if TYPE_CHECKING:
+    from sim.results.run import Results
 
 EXPERTS = TIGHT | {
     "model": "Qwen/Qwen3-30B-A3B",
@@ -153,6 +157,12 @@ def test_what_is_not_built_is_a_line(
 PD = {"links": {"bytes_per_s": 20e9}, "decode_router": {"kind": "least_requests"}}
 
 
+def pulls_of(results: Results) -> pd.DataFrame:
+    table = results.recording.transfer_table
+    assert table is not None
+    return table.arrow.to_pandas()
+
+
 def pools_apart(prefill: tuple[int, int], decode: tuple[int, int]) -> dict[str, Any]:
     """Return pools of so many replicas of so many ranks that prefill, and decode."""
     pools = fleet_of("least_requests", prefill, decode)["pools"]
@@ -178,7 +188,61 @@ def test_ranks_without_experts_hand_prompts_on_as_replicas_do(stepwise: bool) ->
     assert ranks.requests["prefill_engine"].nunique() == 2
 
 
-def test_ranks_that_divide_experts_have_no_role() -> None:
-    fleet = pools_apart((1, 2), (1, 1))
-    with pytest.raises(ConfigError, match="ranks of prefill engines are built of mod"):
-        Simulation(parse_config(data_of(EXPERTS, fleet, 4, 10.0)))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_ranks_that_divide_experts_hand_prompts_on(ahead: bool) -> None:
+    """Byte-equal stepwise, all blocks let go, and ranks of a replica in step."""
+    engine = EXPERTS | {"async_scheduling": ahead}
+    config = parse_config(data_of(engine, pools_apart((1, 2), (1, 2)), 24, 40.0))
+    runs = [Simulation(config, stepwise=stepwise) for stepwise in (False, True)]
+    fast, slow = map(checked, runs)
+    for name in ("requests", "preemptions"):
+        pd.testing.assert_frame_equal(getattr(fast, name), getattr(slow, name))
+    pd.testing.assert_frame_equal(
+        fast.steps.sort_values(["engine", "step"], ignore_index=True),
+        slow.steps.sort_values(["engine", "step"], ignore_index=True),
+    )
+    assert pulls_of(fast).equals(pulls_of(slow))
+    summary, requests = fast.summary, fast.requests
+    assert summary["completed"] == summary["transfers"]["num_transfers"] == 24
+    assert set(requests["engine"]) == {2, 3}
+    assert set(requests["prefill_engine"]) == {0, 1}
+    parts = ["queue", "prefill", "transfer", "decode"]
+    split = requests[[f"ttft_{part}_s" for part in parts]]
+    assert split.sum(axis=1).to_numpy() == pytest.approx(requests["ttft_s"])
+    assert all(pool["wait_share"] > 0 for pool in summary["pools"])
+    row = dict(summary_rows(summary))["pool decode"]
+    dummies = summary["pools"][1]["num_dummy_steps"]
+    assert f"; {dummies:,} dummy steps, " in row
+    if not ahead:
+        steps = fast.steps
+        ends_s = (steps["start_s"] + steps["latency_s"]).round(9)
+        of = [set(ends_s[steps["engine"] == engine]) for engine in range(4)]
+        assert of[0] == of[1] != of[2] == of[3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_wave_goes_on_while_blocks_are_read_and_not_while_they_are_held(
+    ahead: bool,
+) -> None:
+    """As a request that waits is unfinished, and one whose blocks are kept is not."""
+    engine = EXPERTS | {"async_scheduling": ahead}
+    fleet = pools_apart((1, 2), (1, 3)) | {"links": {"bytes_per_s": 20e9}}
+    fleet["links"]["latency_s"] = 2.0
+    results = Simulation(parse_config(data_of(engine, fleet, 1))).run()
+    request, steps = results.requests.iloc[0], results.steps
+    assert request["ttft_transfer_s"] > 2.0
+    read = pulls_of(results).iloc[0]
+    prefill, decode = (pool["num_waves"] for pool in results.summary["pools"])
+    assert (prefill, decode) == (1, 1)
+    step_s = steps["latency_s"].max()
+    of = {engine: steps[steps["engine"] == engine] for engine in range(5)}
+    for place in range(2):  # two all-reduces after its last turn at most
+        assert 0 < len(of[place]) <= 3 * 16
+        assert of[place]["start_s"].max() < read["begin_s"] + 33 * step_s
+    for place in range(2, 5):
+        own = of[place]
+        idle = own[own["start_s"] < read["end_s"]]
+        assert not idle["num_batched_tokens"].any()
+        assert len(idle) > 2.0 / step_s
+        gaps_s = own["start_s"].to_numpy()[1:] - own["start_s"].to_numpy()[:-1]
+        assert gaps_s.max() <= 2 * step_s

@@ -185,7 +185,10 @@ class Steps(ABC):
             log.packed.append(row)
             log.ends_s.append(self._owner.env.now)
         else:  # it is the queue that writes, when the step begins
-            has_requests = any(queue_lengths(self._scheduler))
+            beside = self._owner.beside
+            has_requests = any(queue_lengths(self._scheduler)) or (
+                beside is not None and beside.looks_on
+            )
             yield from self._batches.turn(
                 step, row, shape, self._batch, has_requests=has_requests
             )
@@ -284,6 +287,15 @@ class Steps(ABC):
             listener.scheduled(step, now_s, cost, output, self._scheduler)
         for request in output.ignored:
             owner.leave(request)
+
+    def is_unfinished(self) -> bool:
+        """Whether there are requests that will get on, if only by waiting."""
+        beside, scheduler = self._owner.beside, self._scheduler
+        if self._owner.empty_steps.are_vain and not (
+            beside is not None and beside.awaits
+        ):
+            return False
+        return any(queue_lengths(scheduler))
 
     def _has_work(self) -> bool:
         """Whether a batch may be formed, or an empty step is taken with others."""
