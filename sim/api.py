@@ -80,7 +80,7 @@ def simulate(config: RunConfig) -> Results:
     >>> results = simulate(load_config("examples/demo.yaml", minute))
     >>> summary = results.summary
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
-    (15587, 366, 0)
+    (15446, 366, 0)
     """
     return with_figures(Results, _simulate(config))
 

@@ -38,6 +38,7 @@ def capacity(
     gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
     use_flashinfer_sampler: bool | None = None,
+    warm_compile_cache: options.Flag = False,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
     draft_model: str | None = None,
@@ -101,8 +102,10 @@ def capacity(
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states.
     use_flashinfer_sampler
-        Whether FlashInfer samples, as the engine's log says (vLLM up to 0.20); default:
-        as in vLLM's images.
+        Whether FlashInfer samples, as the engine's log says (vLLM up to 0.20, 0.33);
+        default: as in vLLM's images.
+    warm_compile_cache
+        Compiled code is cached, as after a first start: no memory for compiling.
     num_speculative_tokens
         Draft tokens of a step; a drafter has weights and a cache.
     speculative_method
@@ -157,6 +160,7 @@ def capacity(
         gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
         use_flashinfer_sampler=use_flashinfer_sampler,
+        warm_compile_cache=warm_compile_cache,
         num_speculative_tokens=num_speculative_tokens,
         speculative_method=speculative_method,
         draft_model=draft_model,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sim.hardware.capacity import constants
 from sim.hardware.capacity.kernels import is_hopper_or_later
 from sim.hardware.gpus import GIB
+from sim.hardware.models.weights import tensor_bytes, weight_tensors
 
 if TYPE_CHECKING:
     from sim.hardware.capacity.arguments import EngineArguments
@@ -29,24 +30,24 @@ def activation_peak_bytes(
     model, itemsize = arguments.model, arguments.itemsize_bytes
     hidden = arguments.max_num_batched_tokens * model.hidden_size * itemsize
     workspaces = moe_workspace_bytes(arguments)
-    throughout = hidden if model.has_encoder else 0  # embeddings of its dummy input
+    throughout = _gemm_workspace_bytes(arguments) + _sampler_state_bytes(arguments)
+    throughout += round(constants.SMALL_BUFFERS_GIB * GIB)
+    if model.has_encoder:
+        throughout += hidden  # embeddings of its dummy input
     sampled = arguments.max_num_seqs * model.hidden_size * itemsize
     of_sequences = (
         arguments.max_num_seqs * model.vocab_size * itemsize
         + _float32_rows(arguments) * model.vocab_size * 4
+        + _sampled_hidden_copies(arguments) * sampled
     )
     of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden
     if arguments.era.keeps_moe_workspaces:
         of_tokens += workspaces
-    if _is_counted(arguments):
-        throughout += _gemm_workspace_bytes(arguments)
-        throughout += round(constants.SMALL_BUFFERS_GIB * GIB)
-        of_sequences += constants.SAMPLED_HIDDEN_COPIES * sampled
-        sampler = of_sequences + of_tokens
-    else:
-        sampler = of_sequences + of_tokens + constants.FITTED_BASE_GIB * GIB
+    sampler = of_sequences + of_tokens
     inputs = _forward_hidden_copies(arguments) * hidden
     forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
+    compiled = benchmarked_bytes(arguments)
+    forward = max(forward, compiled + hidden if compiled else 0)
     if not arguments.is_last_stage:  # it samples nothing
         return round(forward + throughout), "max_num_batched_tokens"
     by_tokens = forward > sampler or of_tokens > of_sequences
@@ -54,36 +55,78 @@ def activation_peak_bytes(
     return round(max(sampler, forward) + throughout), argument
 
 
-def _is_counted(arguments: EngineArguments) -> bool:
-    """Whether what a profiled step holds is counted, rather than fitted to 0.19."""
-    return arguments.engine_minor <= constants.LAST_COUNTED_MINOR or _has_bare_sampler(
-        arguments
-    )
-
-
-def _has_bare_sampler(arguments: EngineArguments) -> bool:
-    """Whether the profiled sampler neither sorts nor masks."""
-    is_profiled_bare = arguments.engine_minor < constants.FIRST_WARM_SAMPLER_MINOR
-    return arguments.has_second_model_runner and is_profiled_bare
-
-
-def _float32_rows(arguments: EngineArguments) -> float:
+def _float32_rows(arguments: EngineArguments) -> int:
     """Return the rows of logits in float32 that the sampler holds at its peak."""
-    minor, rows = arguments.engine_minor, arguments.max_num_seqs
-    if _has_bare_sampler(arguments):
-        return 0 if minor >= constants.FIRST_BARE_SAMPLER_MINOR else rows
-    if not _is_counted(arguments):
-        return constants.FITTED_COPIES * rows
+    rows = arguments.max_num_seqs
     samples_by_flashinfer = arguments.use_flashinfer_sampler
+    if arguments.has_second_model_runner:
+        return _second_runner_rows(arguments)
     if samples_by_flashinfer is None:
         samples_by_flashinfer = arguments.may_sample_by_flashinfer
+    if arguments.engine_minor >= constants.FIRST_NATIVE_WARM_UP_MINOR:
+        samples_by_flashinfer = False
     if samples_by_flashinfer:
         return constants.UNSORTED_COPIES * rows
-    has_triton = minor >= constants.FIRST_TRITON_SAMPLER_MINOR
-    if has_triton and rows >= constants.LEAST_TRITON_ROWS:
-        buffer_rows = min(rows, constants.TRITON_BUFFER_ROWS)
-        return constants.UNSORTED_COPIES * rows + buffer_rows
+    if _has_triton(arguments):
+        return constants.UNSORTED_COPIES * rows + _triton_buffer_rows(rows)
     return _sorted_rows(rows)
+
+
+def _second_runner_rows(arguments: EngineArguments) -> int:
+    """Return the rows of `_float32_rows` of the second model runner."""
+    minor, rows = arguments.engine_minor, arguments.max_num_seqs
+    if minor < constants.FIRST_BARE_SAMPLER_MINOR:
+        return rows
+    if minor < constants.FIRST_WARM_SAMPLER_MINOR:
+        return 0
+    if arguments.use_flashinfer_sampler is False:  # masked where they are
+        return rows + _triton_buffer_rows(rows)
+    return constants.UNSORTED_COPIES * rows
+
+
+def _has_triton(arguments: EngineArguments) -> bool:
+    minor = arguments.engine_minor
+    if arguments.max_num_seqs >= constants.LEAST_TRITON_ROWS:
+        return minor >= constants.FIRST_TRITON_SAMPLER_MINOR
+    return minor >= constants.FIRST_TRITON_OF_FEW_ROWS_MINOR
+
+
+def _triton_buffer_rows(rows: int) -> int:
+    return min(rows, constants.TRITON_BUFFER_ROWS)
+
+
+def _sampled_hidden_copies(arguments: EngineArguments) -> int:
+    if arguments.has_second_model_runner:
+        return constants.SECOND_RUNNER_SAMPLED_HIDDEN_COPIES
+    return constants.SAMPLED_HIDDEN_COPIES
+
+
+def _sampler_state_bytes(arguments: EngineArguments) -> int:
+    """Return what the second model runner's sampler keeps for all its sequences."""
+    is_counted = arguments.engine_minor >= constants.FIRST_COUNTED_STATE_MINOR
+    if not (arguments.has_second_model_runner and is_counted):
+        return 0
+    if not arguments.is_last_stage:
+        return 0
+    vocabulary = arguments.model.vocab_size
+    words = vocabulary + 2 * -(-vocabulary // 32) + constants.SAMPLER_STATE_IDS
+    return arguments.max_num_seqs * words * 4
+
+
+def benchmarked_bytes(arguments: EngineArguments) -> int:
+    """Return the copy of the embedding on which a compiler times its kernels.
+
+    A start whose compiled code is cached makes none, and beside an encoder the
+    embedding is no part of what is compiled.
+    """
+    model, first = arguments.model, constants.FIRST_BENCHMARKED_KERNELS_MINOR
+    compiles = not (arguments.enforce_eager or arguments.warm_compile_cache)
+    if arguments.engine_minor < first or not compiles:
+        return 0
+    if arguments.stage or model.has_encoder:
+        return 0
+    embedding = next(weight_tensors(model, arguments.tensor_parallel_size))
+    return tensor_bytes(embedding, arguments.itemsize_bytes, None)
 
 
 def _sorted_rows(rows: int) -> int:
@@ -106,6 +149,8 @@ def _gemm_workspace_bytes(arguments: EngineArguments) -> int:
 
 
 def _forward_hidden_copies(arguments: EngineArguments) -> int:
+    if arguments.has_second_model_runner:
+        return constants.SECOND_RUNNER_FORWARD_HIDDEN_COPIES
     release = arguments.engine_minor, arguments.engine_patch
     is_eager = release >= constants.FIRST_REUSED_MLP_NAME and not arguments.is_v1
     if is_eager and arguments.model.model_type in constants.REUSES_MLP_NAME:

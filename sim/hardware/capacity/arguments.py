@@ -63,6 +63,7 @@ class EngineArguments:
     gdn_prefill_backend: str | None = None
     prefix_match_unit: int | None = None
     use_flashinfer_sampler: bool | None = None
+    warm_compile_cache: bool = False
     num_speculative_tokens: int = 0
     drafter: Drafter | None = None
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
@@ -89,17 +90,27 @@ class EngineArguments:
 
     @property
     def has_second_model_runner(self) -> bool:
-        """Whether the release's second model runner serves the model.
+        """Whether the release's second model runner serves the model."""
+        return self._has_runner_for_drafts and any(
+            self.engine_minor >= first and self._is_served(model_types)
+            for first, model_types in constants.SECOND_RUNNER_MODEL_TYPES
+        )
 
-        In 0.24 it serves some by name, which is left out; drafts of models are not
-        told from n-grams, which the first one serves.
-
-        Source: vLLM 0.24 to 0.33, ``config/vllm.py`` (`use_v2_model_runner`).
-        """
+    def _is_served(self, model_types: frozenset[str] | None) -> bool:
         model = self.model
         is_plain = not (model.num_experts or model.state_shape)
-        is_new = self.engine_minor >= constants.FIRST_SECOND_RUNNER_MINOR
-        return is_new and is_plain and not self.num_speculative_tokens
+        return is_plain or model_types is None or model.model_type in model_types
+
+    @property
+    def _has_runner_for_drafts(self) -> bool:
+        if not self.num_speculative_tokens:
+            return True
+        first = constants.FIRST_SECOND_RUNNER_NGRAMS_MINOR
+        if self.drafter is not None:
+            first = constants.FIRST_SECOND_RUNNER_DRAFTERS_MINOR
+            if self.drafter.is_head:
+                first = constants.FIRST_SECOND_RUNNER_HEADS_MINOR
+        return self.engine_minor >= first
 
     @property
     def is_last_stage(self) -> bool:

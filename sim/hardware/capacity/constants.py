@@ -69,20 +69,48 @@ LAST_FLASHINFER_IMAGE = (11, 0)
 """Releases that sample by FlashInfer where it is installed, as in vLLM's own images;
 from 0.11.1 on it must be asked for. Source: `TopKTopPSampler` of 0.8.5 to 0.12.0."""
 FIRST_TRITON_SAMPLER_MINOR = 17
-LAST_COUNTED_MINOR = 20
-"""From 0.22 on FlashInfer's is the default (``vllm/envs.py``), and 0.33 profiles as it
-samples: `UNSORTED_COPIES`, too, 0.06 GiB less than `FITTED_COPIES` say for 1,024
-sequences. No log of these is at hand, and they keep what 0.19's showed."""
-FITTED_COPIES = 3.18
-FITTED_BASE_GIB = 0.02
-"""Of the sampler in releases without logs: fitted to those of 0.18 and 0.19."""
-FIRST_SECOND_RUNNER_MINOR = 25
-"""From here the second model runner serves all models without experts and states."""
+FIRST_NATIVE_WARM_UP_MINOR = 21
+"""From here the first model runner's profile samples once more without FlashInfer, so
+that Triton's buffer is there in any case. Source: vLLM 0.20 to 0.33,
+``v1/worker/gpu_model_runner.py`` (`_dummy_sampler_run`)."""
+FIRST_TRITON_OF_FEW_ROWS_MINOR = 30
+"""From here Triton serves fewer than `LEAST_TRITON_ROWS`, too."""
+SECOND_RUNNER_MODEL_TYPES = (
+    (29, None),
+    (25, frozenset({"deepseek_v2", "granitemoe", "qwen2_moe"})),
+)
+"""Models with experts or states that the second model runner serves, by release; None:
+all. It serves all others from the earlier of the two releases on, and is the choice for
+a few architectures before, which are left out. Source: vLLM 0.22 to 0.33,
+``config/vllm.py`` (`use_v2_model_runner`)."""
+FIRST_SECOND_RUNNER_HEADS_MINOR = 25
+FIRST_SECOND_RUNNER_DRAFTERS_MINOR = 31
+FIRST_SECOND_RUNNER_NGRAMS_MINOR = 32
+"""From here it takes heads on the target, drafters of their own, and n-grams."""
 FIRST_BARE_SAMPLER_MINOR = 26
 """From here its profiled sampler works on the logits as they are."""
 FIRST_WARM_SAMPLER_MINOR = 33
 """From here it samples by top-k and top-p, too, while it is profiled. Source: vLLM 0.25
 to 0.33, ``v1/worker/gpu/model_runner.py`` (`_dummy_sampler_run`)."""
+FIRST_COUNTED_STATE_MINOR = 27
+"""From here a profile counts all that has left the GPU's free memory, and with it what
+is made between the weights and the profiled step. Source: vLLM 0.26 and 0.27,
+``utils/mem_utils.py`` (`memory_profiling`)."""
+SAMPLER_STATE_IDS = 3 * 1_024 + 128 + 1_024 + 129 + 128
+"""Integers of 32 bits that the second model runner's sampler keeps for a sequence:
+allowed and biased tokens and their biases, stops, bad words, their ends, and tokens to
+tell log probabilities of. Beside them it counts the answer's tokens over the whole
+vocabulary, and has two masks of it. Source: vLLM 0.27 to 0.33,
+``v1/worker/gpu/sample`` and ``v1/worker/gpu/structured_outputs.py``."""
+FIRST_BENCHMARKED_KERNELS_MINOR = 19
+"""From here compiling is known to show in the profile: kernels to be combined are timed
+on copies of their inputs, the embedding among them. Source: ``vllm/config``
+(`benchmark_combo_kernel`) of 0.20 to 0.33, and logs of 0.19 and 0.27; earlier releases
+were not looked at."""
+FIRST_KEPT_COPIES_MINOR = 27
+LAST_KEPT_COPIES_MINOR = 30
+"""Between these what the allocator keeps of such a copy may count once more. Source:
+vLLM, pull request of 0.31 (`_scoped_allocator_max_split`); of six logs two show it."""
 GEMM_WORKSPACE_BYTES = 32 << 20
 EARLY_GEMM_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace from Hopper on, and before. Source: PyTorch,
@@ -93,12 +121,16 @@ SAMPLER_HIDDEN_COPIES = 1
 """Hidden states of the batch that live while the dummy sampler runs: the output of
 the forward pass, from which the logits were computed."""
 SAMPLED_HIDDEN_COPIES = 2
-"""Hidden states of the sampled rows: chosen ones, and random ones of their shape."""
+SECOND_RUNNER_SAMPLED_HIDDEN_COPIES = 1
+"""Hidden states of the sampled rows: chosen ones, and, in the first model runner,
+random ones of their shape."""
 FORWARD_HIDDEN_COPIES = 4
 """Hidden states that live beside an MLP's two outputs, where the forward pass, not the
 sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
 normed input and the output. Few models show it: 4.2 was seen in CodeLlama, 4.1 in a
 quantised Mistral-Small."""
+SECOND_RUNNER_FORWARD_HIDDEN_COPIES = 3
+"""Two logs show it: 0.26 of 32,768 tokens (1.06 GiB; four would be 1.12) and 0.27."""
 EAGER_FORWARD_HIDDEN_COPIES = 3
 """V0 runs no compiled graph. Models of `REUSES_MLP_NAME` let go of gate and up before
 the MLP's output is there, so that its peak is the activation, without an output."""
@@ -154,7 +186,8 @@ class EngineEra:
     """Tensor-parallel sizes of the era's own logs."""
     source: str
     early_non_torch_gib: Mapping[int, float] | None = None
-    """The same on GPUs before Hopper; None where no log tells them apart."""
+    """The same on GPUs before Hopper and, from 0.18 on, on cards without NVLink; None
+    where no log tells them apart."""
     subtracts_cuda_graphs: bool = False
     keeps_moe_workspaces: bool = False
     """Whether the workspaces of fused experts stay allocated while sampling."""
@@ -163,6 +196,10 @@ class EngineEra:
 _EARLY_NON_TORCH_GIB = MappingProxyType({1: 0.04, 2: 0.25, 4: 0.20})
 """Since CUDA began, of V0 0.7 and 0.8 but for one: T4 0.01, A10G 0.05 twice, RTX 2060
 0.04 (their mean); two RTX 4090 0.25; four RTX 2080 Ti 0.20; four L40S 0.21 (V1)."""
+
+_CARD_NON_TORCH_GIB = MappingProxyType({1: 0.12, 2: 0.21})
+"""Since 0.18: RTX 4090 0.12 (0.19, 0.27), 0.15 (0.27), A100 0.14 (0.31), a card of
+16 GB 0.07 (0.26); two RTX PRO 6000 0.21 (0.27)."""
 
 ERAS: tuple[EngineEra, ...] = (
     EngineEra(
@@ -214,6 +251,7 @@ ERAS: tuple[EngineEra, ...] = (
         MappingProxyType({1: 0.246, 2: 2.068, 4: 2.135}),
         frozenset({1, 2, 4}),
         source="measured on 0.18 and 0.19 (fifteen models)",
+        early_non_torch_gib=_CARD_NON_TORCH_GIB,
         keeps_moe_workspaces=True,
     ),
     EngineEra(
@@ -221,6 +259,7 @@ ERAS: tuple[EngineEra, ...] = (
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
         frozenset(),
         source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
+        early_non_torch_gib=_CARD_NON_TORCH_GIB,
         subtracts_cuda_graphs=True,
         keeps_moe_workspaces=True,
     ),
@@ -246,10 +285,8 @@ class Margins:
     other_gpu: float = 0.35
     consumer_gpu: float = 0.30
     other_batch: float = 0.80
-    """At 2,048 tokens, an RTX 4090 (256 sequences, 0.19) held 0.385 GiB more than the
-    rules say, a Qwen3-32B on H100 (128 sequences, 0.15; no breakdown) 0.76 GiB. Two
-    hypotheses: a floor of the activations that does not scale with the batch; on the
-    4090 also FlashInfer's workspace (394 MiB; the log does not name the backend)."""
+    """A Qwen3-32B on H100 (128 sequences, 0.15; no breakdown) held 0.76 GiB more than
+    the rules say; ten others are within 0.5."""
     other_version: float = 0.30
     old_v1: float = 4.00
     """One log each of 0.8 and 0.9 leaves 2 and 4 GiB open: their arguments are not all

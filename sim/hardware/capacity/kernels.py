@@ -33,6 +33,11 @@ def is_hopper_or_later(gpu: GpuSpec) -> bool:
     return gpu.family in _HOPPER | _BLACKWELL
 
 
+def is_linked_hopper_or_later(gpu: GpuSpec) -> bool:
+    """Whether a GPU is one of those that NVLink connects, not a card."""
+    return gpu.family in _HOPPER | _BLACKWELL_DATA_CENTRE
+
+
 class Checkpoints(TypedDict):
     """Fields of `sim.hardware.models.kv_layers.KVCacheOptions`."""
 

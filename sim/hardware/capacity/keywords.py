@@ -68,6 +68,7 @@ def estimate_capacity(
     gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
     use_flashinfer_sampler: bool | None = None,
+    warm_compile_cache: bool = False,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
     draft_model: str | None = None,
@@ -118,8 +119,12 @@ def estimate_capacity(
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states; or None.
     use_flashinfer_sampler
-        vLLM's ``VLLM_USE_FLASHINFER_SAMPLER``, for releases up to 0.20; None for what
-        its images do. Without it, those up to 0.16 sort the logits.
+        vLLM's ``VLLM_USE_FLASHINFER_SAMPLER``, for releases up to 0.20 and 0.33; None
+        for what its images do. Without it, those up to 0.16 sort the logits.
+    warm_compile_cache
+        Whether the engine starts with its compiled code cached. Compiling, it times
+        kernels on a copy of the embedding, which its profile counts where that is more
+        than a step holds.
     num_speculative_tokens, speculative_method, draft_model
         Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
 
@@ -140,7 +145,7 @@ def estimate_capacity(
     >>> from kvsim import estimate_capacity
     >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
     >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
-    (55191, 54329, 56052)
+    (54950, 54089, 55811)
     >>> round(pool.weights_bytes / 2**30, 2)
     14.99
     """
@@ -223,6 +228,7 @@ def estimate_capacity(
         gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
         use_flashinfer_sampler=use_flashinfer_sampler,
+        warm_compile_cache=warm_compile_cache,
         num_speculative_tokens=num_speculative_tokens,
         drafter=(
             drafter_of(model, speculative_method, draft_model)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.errors import CapacityError
 from sim.hardware.capacity import constants
-from sim.hardware.capacity.activations import activation_peak_bytes, sorting_bytes
-from sim.hardware.capacity.kernels import is_hopper_or_later
+from sim.hardware.capacity.activations import (
+    activation_peak_bytes,
+    benchmarked_bytes,
+    sorting_bytes,
+)
+from sim.hardware.capacity.kernels import is_linked_hopper_or_later
 from sim.hardware.gpus import GIB
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
 from sim.hardware.models.weights import (
@@ -116,8 +120,9 @@ def _non_torch_gib(arguments: EngineArguments) -> float:
     """Return memory outside PyTorch in GiB, extrapolated beyond the table."""
     era, ranks = arguments.era, _connected(arguments)
     known = era.non_torch_gib
-    if era.early_non_torch_gib is not None and not is_hopper_or_later(arguments.gpu):
-        known = era.early_non_torch_gib
+    early = era.early_non_torch_gib
+    if early is not None and not is_linked_hopper_or_later(arguments.gpu):
+        known = early
     if ranks in known:
         return known[ranks]
     nearest = max(size for size in known if size <= ranks)
@@ -209,6 +214,7 @@ def uncertainty(
     terms = [
         *_device_terms(arguments),
         *_version_terms(arguments, parts),
+        *_compiling_terms(arguments, parts),
         *_model_terms(arguments, parts),
     ]
     margin = constants.MARGINS.measured + added(gib for gib, _ in terms)
@@ -220,7 +226,10 @@ def _device_terms(arguments: EngineArguments) -> Iterator[tuple[float, str]]:
     if gpu.family != constants.MEASURED_FAMILY:
         yield margins.other_gpu, f"{gpu.name}: the constants were measured on H100"
     if gpu.consumer:
-        yield margins.consumer_gpu, f"{gpu.name}: one log of a consumer GPU, 7 % off"
+        yield (
+            margins.consumer_gpu,
+            f"{gpu.name}: a consumer GPU, held against four logs",
+        )
     tp, era = arguments.tensor_parallel_size, arguments.era
     # An era without logs has a reason of its own for the sizes that it carries over.
     if tp not in (era.measured_sizes or era.non_torch_gib):
@@ -272,6 +281,30 @@ def _version_terms(
         )
     if arguments.enforce_eager and arguments.is_v1:
         yield margins.enforce_eager, "enforce_eager: measured with compiled graphs"
+
+
+def _compiling_terms(
+    arguments: EngineArguments, parts: MemoryParts
+) -> Iterator[tuple[float, str]]:
+    copy = benchmarked_bytes(arguments) / GIB
+    if not copy:
+        return
+    cached = replace(arguments, warm_compile_cache=True)
+    least, _ = activation_peak_bytes(cached, quantization_scheme_of(arguments))
+    more = (parts.activation_peak_bytes - least) / GIB
+    if more:
+        yield (
+            more,
+            "the first start of this model, which compiles it; with compiled code"
+            f" cached (warm_compile_cache: true) it has {more:.2f} GiB more",
+        )
+    first, last = constants.FIRST_KEPT_COPIES_MINOR, constants.LAST_KEPT_COPIES_MINOR
+    if first <= arguments.engine_minor <= last:
+        yield (
+            copy,
+            f"0.{first} to 0.{last} may count {copy:.2f} GiB that the allocator keeps"
+            " from compiling",
+        )
 
 
 def _model_terms(
