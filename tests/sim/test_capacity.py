@@ -111,11 +111,15 @@ def test_defaults_of_the_release(
         "max_num_seqs",
         "max_num_batched_tokens",
     )
-    told = {"gpu_memory_utilization", "block_size", "kv_cache_dtype"}
-    assert told | ({"engine_version"} if version == "0.33" else set()) == set(
-        result.defaults[3:]
-    )
+    later = {"engine_version"} if version == "0.33" else {"gpu_memory_utilization"}
+    assert set(result.defaults[3:]) == {"block_size", "kv_cache_dtype"} | later
     assert estimate(max_num_batched_tokens=64).max_num_seqs == 64
+
+
+def test_an_engine_takes_more_of_its_gpu_from_0_20_on() -> None:
+    for version, utilization in (("0.19", 0.9), ("0.20", 0.92), ("0.33", 0.92)):
+        found = estimate(engine_version=version, gpu_memory_utilization=utilization)
+        assert "gpu_memory_utilization" in found.defaults
 
 
 def test_eras_are_in_order() -> None:

@@ -165,6 +165,10 @@ WIDE_BATCH = (8_192, 1_024)
 VERY_WIDE_BATCH = (16_384, 1_024)
 
 
+FIRST_HIGHER_UTILIZATION_MINOR = 20
+"""From here an engine takes 0.92 of a GPU by itself, and 0.9 before. Source: vLLM 0.20
+to 0.33, ``config/cache.py``; a log of 0.19 says 0.9."""
+
 LAST_PATCH = 99
 """That of a release of which only 0.NN is said: its last."""
 LAST_KNOWN_MINOR = VERY_WIDE_SINCE_MINOR
@@ -321,3 +325,8 @@ def padding_limit_of(minor: int) -> float:
 def era_of(minor: int, patch: int = LAST_PATCH) -> EngineEra:
     """Return the era that release 0.`minor`.`patch` belongs to."""
     return next(era for era in reversed(ERAS) if (minor, patch) >= era.first)
+
+
+def default_utilization(minor: int) -> float:
+    """Return the share of a GPU that release 0.`minor` takes by itself."""
+    return 0.92 if minor >= FIRST_HIGHER_UTILIZATION_MINOR else 0.9

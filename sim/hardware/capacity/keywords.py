@@ -16,7 +16,7 @@ from sim.hardware.capacity.arguments import (
     resolve_dtypes,
     schedules_ahead,
 )
-from sim.hardware.capacity.constants import LAST_PATCH
+from sim.hardware.capacity.constants import LAST_PATCH, default_utilization
 from sim.hardware.capacity.estimate import CapacityEstimate, estimate_of
 from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, is_sglang
 from sim.hardware.capacity.transformers import (
@@ -191,7 +191,7 @@ def estimate_capacity(
     )
     check_prefix_match_unit(prefix_match_unit, minor)
     standing = {
-        "gpu_memory_utilization": gpu_memory_utilization == DEFAULT_UTILIZATION,
+        "gpu_memory_utilization": gpu_memory_utilization == default_utilization(minor),
         "block_size": block_size == DEFAULT_BLOCK_SIZE,
         "kv_cache_dtype": kv_cache_dtype == "auto",
         "engine_version": engine_version == DEFAULT_ENGINE_VERSION,

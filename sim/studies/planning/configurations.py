@@ -112,6 +112,7 @@ _SWITCHES = (
     "enable_chunked_prefill",
     "disable_hybrid_kv_cache_manager",
 )
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _POOLS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 _BEFORE_V1 = ("preemption_mode", "swap_space")
 
@@ -151,8 +152,10 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
             continue
         if key in _BEFORE_V1 and key not in engine.generation.server.options:
             continue
-        is_said = key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        is_said = key in _LIMITS
         default = engine.generation.defaults.get(key, field.default)
+        if key == "gpu_memory_utilization":  # which differs from release to release
+            default = value if key in capacity.defaults else None
         if value == default and not is_said and key != "tensor_parallel_size":
             continue
         if key in _POOLS and server.pool_in_tokens:
@@ -179,7 +182,7 @@ def _option(name: str) -> str:
 
 
 def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any:
-    if key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+    if key in _LIMITS:
         return getattr(capacity, key)
     if key == "speculative_config":
         drafts = engine.speculative
