@@ -120,9 +120,10 @@ def test_models_with_experts_have_the_second_model_runner_from_0_29_on() -> None
 
 # Start-up logs of 0.26 to 0.31 whose compiled code was cached or not, and the pool's
 # GiB: notes and tests of public repositories, and a blog's "Running a single LLM across
-# two GPUs with vLLM" (Qwen3-32B). The utilisation is the releases' own default of 0.92
-# where none was given. Compiling, Qwen3-8B held 1.18 GiB and Qwen2.5-0.5B 0.25; with
-# the code cached Qwen3-8B 0.19: their embeddings are 1.16 and 0.25 GiB.
+# two GPUs with vLLM" (Qwen3-32B) and its sequel on four (Qwen3-235B). The utilisation
+# is the releases' own default of 0.92 where none was given. Compiling, Qwen3-8B held
+# 1.18 GiB and Qwen2.5-0.5B 0.25; with the code cached Qwen3-8B 0.19: their embeddings
+# are 1.16 and 0.25 GiB.
 QWEN3_8B = {"gpu": "rtx_4090", "model": "Qwen/Qwen3-8B", "max_model_len": 8_192}
 SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
 
@@ -160,6 +161,30 @@ SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
             },
             8.22,
             0.004,
+        ),
+        (  # two of which nothing was known while the rules were found
+            ("0.27.1", 23.99, 0.9),
+            {
+                "model": "Qwen/Qwen3-14B",
+                "gpu": "rtx_4090",
+                "quantization": "fp8-block128",
+                "max_model_len": 8_192,
+            },
+            4.463,
+            0.01,
+        ),
+        (
+            ("0.27.1", 95.01, 0.9),
+            {
+                "model": "Qwen/Qwen3-235B-A22B-Instruct-2507",
+                "gpu": "rtx_pro_6000_server",
+                "quantization": "fp8-block128",
+                "tensor_parallel_size": 4,
+                "max_model_len": 32_768,
+                "max_num_seqs": 32,
+            },
+            27.85,
+            0.04,
         ),
         (
             ("0.31.0", 79.25, 0.92),
