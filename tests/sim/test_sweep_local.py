@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
 
 from sim.config.plugins import refuses_plugins, without_plugins
+from sim.config.tables import parse_config
+from sim.simulation.run import Simulation
 from sim.studies.sweeps.directory import identity
 from sim.studies.sweeps.forks import start_method
 from sim.studies.sweeps.job import CRASHED, Attempts
@@ -29,9 +34,10 @@ from tests.sim.sweep_tasks import (
     tell_pid,
     with_a_number,
 )
+from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from sim.studies.sweeps.expand import Sweep
@@ -325,6 +331,26 @@ def test_a_task_need_not_simulate() -> None:
     with LocalExecutor(1) as local:
         (outcome,) = local.run(seeded_jobs(1), add_one)
     assert outcome.summary == {"seed_and_one": 1}
+
+
+def test_a_run_of_some_length_leaves_nothing_behind() -> None:
+    """A simulation ends in cycles that hold its arrays, too few objects to count."""
+    left: list[weakref.ref[Any]] = []
+
+    def task(config: Mapping[str, Any]) -> dict[str, Any]:
+        simulation = Simulation(parse_config(minimal()))
+        simulation.run()
+        left.append(weakref.ref(simulation.recorder))
+        sleep(0.03)
+        return {"seed": config["seed"]}
+
+    gc.disable()
+    try:
+        (outcome,) = perform_several(seeded_jobs(1), task, 0.0)
+        assert outcome.status == "done"
+        assert left[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_workers_refuse_files_as_their_parent_does() -> None:

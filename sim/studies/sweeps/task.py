@@ -6,6 +6,7 @@ nearly every run needs.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 SUMMED = ("step", "start_s", "latency_s", "num_waiting")
 """Columns of steps that a summary is made of, beside the recorder's totals: 28 bytes a
 step in place of 240."""
+_LONG_S = 0.02
+"""A task of so many seconds may leave more memory than looking for it costs."""
 
 
 def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,7 +76,10 @@ def perform(job: Job, task: Task) -> Outcome:
         status, error = "refused", " ".join(str(refusal).split())
     except (Exception, SystemExit) as fault:
         status, error = "failed", _traceback(fault)
-    return Outcome(job.index, status, summary, error, perf_counter() - started_s)
+    wall_s = perf_counter() - started_s
+    if wall_s > _LONG_S:
+        gc.collect(1)  # a run ends in cycles, few objects with all of its arrays
+    return Outcome(job.index, status, summary, error, wall_s)
 
 
 def perform_several(jobs: Sequence[Job], task: Task, most_s: float) -> list[Outcome]:
