@@ -42,7 +42,7 @@ def hash_block(parent: int, content: Hashable) -> int:
 
 
 def group_salt(number: int) -> int:
-    """Return what is xored into keys of a KV cache group; nothing into the first's."""
+    """Return the number xored into keys of a KV cache group; 0 for the first."""
     return hash((number, NONE_HASH)) if number else 0
 
 

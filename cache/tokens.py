@@ -325,7 +325,7 @@ TokenSlice = Sequence[int] | TokenRuns
 
 
 def content_of(tokens: TokenSlice) -> Hashable:
-    """Return what a block key is made of: equal for equal tokens."""
+    """Return the content that a block key is made of: equal for equal tokens."""
     return tokens.pieces if isinstance(tokens, TokenRuns) else tuple(tokens)
 
 

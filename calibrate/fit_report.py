@@ -244,7 +244,7 @@ class Split(NamedTuple):
 def splits_of(
     estimator: KernelEstimator, columns: Columns, num_seeds: int
 ) -> list[Split]:
-    """Return what is held out of points (aggregated, (n,) each) to judge a fit."""
+    """Return the splits of points (aggregated, (n,) each) that judge a fit."""
     spared = estimator.spared(columns)
     found = []
     for seed in range(num_seeds):
@@ -288,7 +288,7 @@ def _errors_by(
 def report_of(
     count: int, splits: Sequence[Split], errors: Sequence[Floats]
 ) -> OperationReport:
-    """Return what the errors of each split amount to."""
+    """Return the report of the errors of each split."""
     both = list(zip(splits, errors, strict=True))
     return _judged(
         count,

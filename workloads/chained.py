@@ -270,7 +270,7 @@ class Gathering:
             column.append(value)
 
     def first_fault(self) -> tuple[RequestSpec, set[int]] | None:
-        """Return what is first in order of ids to break a rule, and the ids before.
+        """Return the first request by id that breaks a rule, and the ids before.
 
         Ids are unique, previous ones smaller, and delays finite and not negative. Of
         the request only what says so is filled in.

@@ -66,7 +66,7 @@ def in_order(
 
 
 def gathered(requests: Iterable[RequestSpec]) -> ChainedRequests:
-    """Return what `in_order` would, kept as columns; none is held as an object."""
+    """Return requests in the order of `in_order`, as columns; none is an object."""
     gathering = Gathering()
     for request in requests:
         gathering.add(request)

@@ -51,7 +51,7 @@ class ArrayFile:
             left = left[os.write(self._handle, left) :]
 
     def mapped(self) -> Array:
-        """Return what there is as a read-only array."""
+        """Return the numbers so far as a read-only array."""
         whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
         return np.frombuffer(whole, self.dtype)
 

@@ -46,7 +46,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_file(text: str, path: Path) -> Any:
-    """Return what a file of YAML or, by its name, of JSON spells."""
+    """Return the value that a file of YAML or, by its name, of JSON spells."""
     where = f"{path} must hold YAML or JSON"
     if path.suffix != ".json":
         return parse_yaml(text, where)
@@ -138,7 +138,7 @@ def _shown(number: int) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Return what `text` spells; a ValueError says what is wrong with it."""
+    """Return the value that `text` spells; a ValueError tells its fault."""
     return json.loads(text, object_pairs_hook=_once)
 
 

@@ -134,7 +134,7 @@ class BlockManager:
     # -- content --------------------------------------------------------------
 
     def complete(self, block_id: int, key: int) -> int:
-        """Settle what a block in use holds; return the block to refer to instead.
+        """Settle the content of a block in use; return the block to refer to instead.
 
         Where another block holds the same already, that one gets the reference, and
         `block_id` is free again.

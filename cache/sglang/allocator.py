@@ -196,11 +196,11 @@ class SlotAllocator:
             self._num_free += len(ids)
 
     def begin_group(self) -> None:
-        """Collect what is freed until `end_group`."""
+        """Collect freed slots until `end_group`."""
         self._group = []
 
     def end_group(self) -> None:
-        """Free what was collected, in one call."""
+        """Free the slots that were collected, in one call."""
         group, self._group = self._group, None
         if group:
             self.free(np.concatenate(group))

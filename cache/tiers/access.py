@@ -109,5 +109,5 @@ class RequestAccess:
         ranked.append(chunks)
 
     def forget(self) -> None:
-        """Forget what a request that has ended has shown; its rank stays."""
+        """Forget the chunks that an ended request has shown; its rank stays."""
         self.lots, self._shown = [], Spans()

@@ -435,7 +435,7 @@ class CPUTier:
     # -- requests -------------------------------------------------------------
 
     def finish(self, access: RequestAccess) -> None:
-        """Settle what a request that ends has shown; once."""
+        """Settle the chunks that a request which ends has shown; once."""
         if not access.is_finished:
             access.is_finished = True
             if not self.policy.settles(access):

@@ -189,7 +189,7 @@ class TierDevice:
                     self._active.append(job)
 
     def _bytes_per_s(self) -> dict[tuple[bool, int], float]:
-        """Return what each job that moves bytes has, by direction and client."""
+        """Return the bytes/s of each job that moves bytes, by direction and client."""
         moving = Counter(
             (job.is_load, job.client) for job in self._active if job.rest_s <= 0
         )

@@ -142,7 +142,7 @@ class Part(NamedTuple):
         return self.position, self.position + self.stop - self.first
 
     def between(self, first: int, stop: int) -> Part:
-        """Return what it has from a position of the request on and before another."""
+        """Return the part from a position of the request on and before another."""
         shift = self.first - self.position
         return Part(first, self.extent, first + shift, stop + shift)
 
@@ -166,7 +166,7 @@ class ExtentIndex:
         return None
 
     def parts(self, keys: Keys, first: int, stop: int) -> list[Part]:
-        """Return what is there of a prompt from a position on, before another one.
+        """Return the parts of a prompt that it has between two positions.
 
         O(extents, and runs that are missing).
         """

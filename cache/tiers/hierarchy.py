@@ -125,7 +125,7 @@ class TierHierarchy:
     # -- time -----------------------------------------------------------------
 
     def follow(self, now_s: float) -> bool:
-        """Note what has ended by now, in seconds; say whether any of it was a load."""
+        """Note jobs that have ended by now, in seconds; say whether any was a load."""
         self.now_s = now_s
         for tier in self.tiers.values():
             tier.follow(now_s)
@@ -229,7 +229,7 @@ class TierHierarchy:
         return LookupResult.HIT_PENDING
 
     def loaded(self, keys: Sequence[int], access: RequestAccess) -> Counter[str]:
-        """Note what a request loads; count what it had brought, by tier."""
+        """Note the chunks that a request loads; count those it had brought, by tier."""
         brought = self._sources.pop(access, {})
         return Counter(brought[key] for key in keys if key in brought)
 

@@ -173,7 +173,7 @@ class Spans:
 
 
 def gaps_of(spans: Sequence[Span], first: int, stop: int) -> list[Span]:
-    """Return what ascending spans leave out of one."""
+    """Return the gaps between ascending spans, within one."""
     gaps = []
     for start, end in spans:
         if first < start:

@@ -42,7 +42,7 @@ class TierPolicy(ABC):
     def store_missed(  # noqa: B027 - most do not care
         self, keys: Keys, spans: Sequence[Span], access: RequestAccess
     ) -> None:
-        """Note what a request is about to store, before there is room for it."""
+        """Note the chunks that a request will store, before there is room for them."""
 
     def accessed(  # noqa: B027 - most do not care
         self, chunks: Sequence[Chunks], access: RequestAccess
@@ -74,7 +74,7 @@ class TierPolicy(ABC):
 
     @abstractmethod
     def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
-        """Settle what a request that ends has shown, as far as it is there.
+        """Settle the chunks that an ended request has shown, as far as they are there.
 
         Parameters
         ----------
@@ -115,5 +115,5 @@ class TierPolicy(ABC):
         """
 
     def sizes(self) -> Collection[float]:
-        """Return what there is to say of its parts; nothing for one list."""
+        """Return the sizes of its parts; none for a policy of one list."""
         return ()

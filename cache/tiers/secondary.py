@@ -162,7 +162,7 @@ class SecondaryTier:
         return self._num_clients - 1
 
     def leave(self, client: int, now_s: float) -> None:
-        """Drop what is on its way to or from a client that has gone."""
+        """Drop the chunks on their way to or from a client that has gone."""
         cut = self.device.cut(client, now_s)
         self.follow(now_s)
         for job in cut:

@@ -26,6 +26,6 @@ def num_chunks_of(num_bytes: int, block_bytes: int, blocks_per_chunk: int) -> in
 
 
 def chunk_bytes_of(block_bytes: int, blocks_per_chunk: int) -> int:
-    """Return what a chunk takes; see `num_chunks_of`."""
+    """Return the bytes of a chunk in its tier; see `num_chunks_of`."""
     pages = -(-block_bytes * blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
     return pages * CHUNK_ALIGNMENT_BYTES

@@ -214,7 +214,7 @@ class Placement:
         num_shared_tokens: int | None,
         num_lookahead_slots: int,
     ) -> int:
-        """Return what admission asks for: no more than the sliding window.
+        """Return the blocks that admission asks for: no more than the sliding window.
 
         All blocks are taken nevertheless, as in the reference.
         """

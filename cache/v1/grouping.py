@@ -93,7 +93,7 @@ def _one_group(layers: Layers) -> KVCacheGroup | None:
 
 
 def _merged(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
-    """Return what equal specs have in common; full attention may remark a window."""
+    """Return one spec for equal ones; full attention may remark a window."""
     first = specs[0]
     if not isinstance(first, FullAttentionSpec):
         return first if all(spec == first for spec in specs) else None

@@ -48,7 +48,7 @@ class PolicyBlockPool(BlockPool):
         self.policy.begins(request_id)
 
     def expect(self, contents: Sequence[int]) -> None:
-        """Note what the first of the blocks taken next will hold."""
+        """Note the contents of the first blocks that are taken next."""
         self._incoming = contents
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -167,7 +167,7 @@ def overview(profile: Profile) -> dict[str, Any]:
 
 
 def fit_overview(profile: Profile) -> dict[str, Any]:
-    """Return what a cost model takes from a profile, as plain data; empty without."""
+    """Return the fit that a cost model takes from a profile, as plain data."""
     fit = profile.fit
     if not fit:
         return {}
@@ -188,7 +188,7 @@ def fit_overview(profile: Profile) -> dict[str, Any]:
 
 
 def _from_datasheet(profile: Profile) -> list[str]:
-    """Return what of a step stands on the datasheet alone."""
+    """Return the parts of a step that stand on the datasheet alone."""
     fit, entries = profile.fit, (profile.fit.get("models") or ())
     missing = {name for entry in entries for name in entry.get("estimated", ())}
     missing |= {

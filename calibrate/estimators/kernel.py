@@ -139,7 +139,7 @@ class KernelEstimator(ABC):
         return octaves(columns, self.columns)
 
     def growth(self, columns: Columns) -> Floats:
-        """Return what time grows with along `long`, far out."""
+        """Return the quantity with which time grows along `long`, far out."""
         return columns[self.long].astype(np.float64)
 
     def fit(

@@ -29,7 +29,7 @@ def interpolated(
     nodes: Mapping[str, NDArray[Any]],
     values_of: Callable[[Columns], Floats],
 ) -> Floats:
-    """Return what `values_of` gives at the nodes around each row, weighted.
+    """Return the weighted values of `values_of` at the nodes around each row.
 
     Trees are level between the points that they saw and jump halfway, so that times
     would fall where more is asked for; a line between two measured points does not. A

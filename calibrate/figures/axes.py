@@ -110,7 +110,7 @@ _BYTES: Final = ("bytes", "block_bytes")
 
 
 def axis_label(column: str) -> str:
-    """Return what an axis is called, with its unit where the ticks name none."""
+    """Return the name of an axis, with its unit where the ticks name none."""
     return _NAMES.get(column, column)
 
 
@@ -129,7 +129,7 @@ def curve_label(values: Mapping[str, int], codes: Mapping[str, tuple[str, ...]])
 
 
 def fixed_label(values: Mapping[str, int], codes: Mapping[str, tuple[str, ...]]) -> str:
-    """Return what all curves of a figure share; a window or a past of 0 is none."""
+    """Return the values that all curves share; a window or a past of 0 is none."""
     rest = {
         key: value
         for key, value in values.items()

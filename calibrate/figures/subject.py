@@ -74,7 +74,7 @@ class HeldOut:
 
 
 def _folds_of(time_s: Floats) -> list[Mask]:
-    """Return what is held out in turn."""
+    """Return the points that are held out in turn."""
     folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
     drawn = 1 if num_splits(len(time_s)) == 1 else NUM_FOLDS
     return [folds == fold for fold in range(drawn)]
@@ -248,7 +248,7 @@ class Subject:
         return values
 
     def _rank(self, fixed: Mapping[str, int]) -> tuple[int, ...]:
-        """Return what makes one geometry stand for an operation rather than another."""
+        """Return the rank of a geometry among those that may stand for an operation."""
         variants = self.points.codes.get("variant", ())
         graph = "variant" in fixed and "graph" in variants[fixed["variant"]]
         return (
@@ -288,7 +288,7 @@ def spread(curves: Sequence[Curve], most: int) -> tuple[Curve, ...]:
 def subjects(
     profile: Profile, only: Sequence[str] = (), show: ShowFits | None = None
 ) -> tuple[list[Subject], list[str]]:
-    """Return what can be drawn, fitted, and what cannot, with the reason.
+    """Return the subjects that can be drawn, fitted, and the others with the reason.
 
     `show` is told of fits that are done.
     """

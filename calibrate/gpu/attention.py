@@ -53,7 +53,7 @@ class Engines:
 def attention_call(
     variant: str, batch: PagedBatch, engines: Engines
 ) -> tuple[Call, Tensor]:
-    """Return what enqueues one call, and the output that it fills (poisoned before).
+    """Return a function that enqueues one call, and its output (poisoned before).
 
     Variants are "split_kv", "mixed", "paged_v1", "paged_v2", "flashinfer", "flash_attn"
     (of vLLM), and "sdpa". Raises UnsupportedPointError where one cannot take the batch.

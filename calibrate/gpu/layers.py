@@ -100,7 +100,7 @@ _INPUTS: dict[str, Callable[[Point, Inputs], tuple[Tensor, ...]]] = {
 def layer_call(
     point: Point, inputs: tuple[Tensor, ...], variant: str | None = None
 ) -> Call:
-    """Return what enqueues a call; `variant` is the point's own where none is named."""
+    """Return a function that enqueues a call; `variant` is the point's by default."""
     operation, ops = point.curve.operation, layer_ops(variant or point.curve.variant)
     if operation == "launch":
         return _launches(inputs[0], point.values[0])

@@ -68,7 +68,7 @@ class Transfers:
         return list(zip(first, second, strict=True))
 
     def call(self, point: Point, backend: str, pairs: list[tuple[int, int]]) -> Call:
-        """Return what enqueues a transfer by a backend on the current stream.
+        """Return a function that enqueues a transfer by a backend on this stream.
 
         Of a transfer both ways, the first half of the pairs goes to the device.
         """
@@ -193,7 +193,7 @@ def copy_call(
     backend: str,
     library: CudaKernels | None,
 ) -> Call:
-    """Return what copies pairs of blocks, no block twice, in every layer of a pool.
+    """Return a function that copies pairs of blocks, none twice, in every layer.
 
     The pool is (num_layers, 2, num_blocks, 1, 1, elements of a page).
     """

@@ -117,7 +117,7 @@ def refine(times_s: Mapping[Point, float], most: int) -> list[Point]:
 
 
 def _coordinates(point: Point) -> tuple[int, ...] | None:
-    """Return what lines are drawn along; None where a point lies on none.
+    """Return the coordinates of a point's line; None where it lies on none.
 
     A decode of even contexts is (sequences, tokens of each).
     """

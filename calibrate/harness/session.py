@@ -120,7 +120,7 @@ class Session:
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be the same for a checkpoint to go on."""
+        """Return the settings that must be the same for a checkpoint to go on."""
         settings = self._settings
         geometry = {
             name: getattr(settings.geometry, name)

@@ -168,7 +168,7 @@ class CudaKernels(Protocol):
 
 
 def remedy_for(code: int) -> str:
-    """Return what to do about a ``cudaError_t`` or ``CUresult``."""
+    """Return the remedy for a ``cudaError_t`` or ``CUresult``."""
     if code in NO_DRIVER:
         return "run on a machine with an NVIDIA GPU and its driver"
     if code in NOT_SUPPORTED:

@@ -33,7 +33,7 @@ class Needs:
 
 
 def needs(geometry: Geometry, facts: Facts, itemsize: int) -> Needs:
-    """Return what a replay takes, with one block more than the schedule's."""
+    """Return the memory of a replay, with one block more than the schedule's."""
     from calibrate.replay.stack import weight_bytes  # noqa: PLC0415 - torch
 
     token_bytes = 2 * geometry.num_kv_heads * geometry.head_dim * itemsize
@@ -48,7 +48,7 @@ def needs(geometry: Geometry, facts: Facts, itemsize: int) -> Needs:
 def check_memory(
     wanted: Needs, num_layers: int, free_bytes: int, free_host_bytes: int
 ) -> None:
-    """Refuse what does not fit."""
+    """Refuse a replay that does not fit."""
     spare = max(0, free_bytes - SPARE_BYTES)
     pinned = int(HOST_SHARE * free_host_bytes)
     if wanted.device <= spare and wanted.host_pool <= pinned:

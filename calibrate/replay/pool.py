@@ -127,7 +127,7 @@ class Moves:
         return {"swap": swap, "copy": self._copy_backend}
 
     def calls(self, step: Step) -> list[Call]:
-        """Return what moves the step's blocks: in, out, then copies, as workers do."""
+        """Return the calls that move blocks: in, out, then copies, as workers do."""
         calls = []
         if step.swap_in:
             calls.append(self._swap(self.host_pool, self.pool, step.swap_in, True))

@@ -64,7 +64,7 @@ class Inputs:
 
 
 def into_pool(ops: ModuleType, pool: Tensor, slots: Tensor) -> Write:
-    """Return what writes keys and values into (num_tokens,) slots of a pool."""
+    """Return a function that writes keys and values into (num_tokens,) slots."""
 
     def write(layer: int, keys: Tensor, values: Tensor) -> None:
         caches = (pool[layer, 0], pool[layer, 1])
@@ -162,7 +162,7 @@ class Stack:
         return query.contiguous(), key, value
 
     def _finish(self, layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
-        """Return what the second half of a layer adds to the residual."""
+        """Return the sum that the second half of a layer adds to the residual."""
         hidden = torch.mm(attended.flatten(1), layer.o.t())
         normed = self.ops.rms_norm_add(hidden, residual, layer.mlp_norm)
         gated = self.ops.silu_and_mul(torch.mm(normed, layer.gate_up.t()))

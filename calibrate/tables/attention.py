@@ -69,7 +69,7 @@ class AttentionTables:
         return [_FULL, model.sliding_window or 0] if sliding else [_FULL]
 
     def tables(self) -> Table:
-        """Return what an entry of a profile's `fit` says of attention."""
+        """Return the attention tables of an entry of a profile's `fit`."""
         if self.latent is not None:
             return self.latent.tables()
         found: Table = {

@@ -61,7 +61,7 @@ class LatentTables:
         return found, (tokens < self.tokens[0]) | (tokens > last)
 
     def tables(self) -> Table:
-        """Return what an entry of a profile's `fit` says of attention."""
+        """Return the attention tables of an entry of a profile's `fit`."""
         return {
             "decode": {"0": self._table(self._decodes, is_decode=True)},
             "prefill": {"0": self._table(self._prefills, is_decode=False)},

@@ -170,7 +170,7 @@ class OffloadedSteps(Beside):
         return True
 
     def _settle(self, now_s: float) -> bool:
-        """Tell what has ended as `form` does; return whether there was anything."""
+        """Report ended copies as `form` does; return whether there were any."""
         has_ended = self.scheduler.has_ended_requests
         if not (self.has_news or self.link.has_ended or has_ended):
             return False
@@ -233,7 +233,7 @@ class OffloadedSteps(Beside):
         self._note_tier(now_s)
 
     def _note_tier(self, now_s: float) -> None:
-        """Write down what the tier holds."""
+        """Write down the chunks that the tier holds."""
         tier = self.scheduler.connector.tier
         self._transfers.note_tier(
             now_s,

@@ -132,7 +132,7 @@ class PatientClient:
         return self.client.num_requests(specs)
 
     def summary(self) -> dict[str, Any]:
-        """Return what became of requests whose clients waited too long."""
+        """Return the numbers of requests whose clients waited too long."""
         return {
             "clients": {
                 "timeout_s": self.patience.timeout_s,

@@ -233,7 +233,7 @@ class BatchQueue(Stages):
         return oldest._replace(end_s=end_s)
 
     def pop_if_full(self, now_s: float, scheduler: Any) -> StepInFlight:
-        """Return what is waited for before the next batch is formed.
+        """Return the step that is waited for before the next batch is formed.
 
         The oldest step, or, as long as there is room, none: only the host, if it is
         busy.

@@ -71,7 +71,7 @@ class RequestFactory:
         ]
 
     def stream(self, specs: Iterable[RequestSpec]) -> Iterator[Request]:
-        """Yield what `samples` returns for each in turn."""
+        """Yield the samples of each in turn."""
         for spec in specs:
             if spec.best_of == 1:
                 yield self._request(spec, spec.output_segment)
@@ -213,7 +213,7 @@ def _itself(request: Request) -> Request:
 
 
 def _of_columns(columns: RequestColumns, max_model_len: int) -> LateRequests[_Lengths]:
-    """Return what `RequestFactory.stream` would yield; ids count from 0."""
+    """Return the requests of `RequestFactory.stream`; ids count from 0."""
     new = ColumnRequest.__new__
     priority = columns.priority
     first_parent_id, first_text = columns.first_request_id, columns.first_text

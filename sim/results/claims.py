@@ -57,7 +57,7 @@ def claimed(path: Path | None) -> Iterator[None]:
 
 
 def _target(path: Path) -> Path | None:
-    """Return what is to be claimed; None for a device, or where no folder is."""
+    """Return the path to be claimed; None for a device, or where no folder is."""
     try:
         target = path.resolve()
         is_special = target.exists() and not (target.is_file() or target.is_dir())

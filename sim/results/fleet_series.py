@@ -92,7 +92,7 @@ def series(
     held: Sequence[Span],
     duration_s: float,
 ) -> ResultTable:
-    """Return what each pool was like at regular times, in the columns of a fleet.
+    """Return the state of each pool at regular times, in the columns of a fleet.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ _CODES: Final = pa.dictionary(pa.int32(), pa.string())
 
 
 def kind_of(directory: Path) -> Kind:
-    """Return what a folder holds, or refuse one that holds nothing of ours."""
+    """Return the kind of results in a folder, or refuse one without any."""
     for marker, kind in MARKERS.items():
         if (directory / marker).is_file():
             return kind
@@ -311,7 +311,7 @@ def _check_texts(path: Path, texts: pa.Array) -> None:
 
 
 def _kind(type_: pa.DataType) -> str:
-    """Return what `sim.results.schema` calls a type: ``double`` is its float64."""
+    """Return the name of a type in `sim.results.schema`: ``double`` is its float64."""
     if is_text(type_):
         return "str"
     return "float64" if pa.types.is_float64(type_) else str(type_)

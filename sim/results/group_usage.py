@@ -57,7 +57,7 @@ class GroupUsage:
             self._look_through()
 
     def _look_through(self) -> None:
-        """Keep of what was noted the rows that differ from those before."""
+        """Keep the rows noted that differ from those before."""
         if not self._noted_s:
             return
         noted = np.frombuffer(self._noted, np.int64).reshape(len(self._noted_s), -1)

@@ -59,7 +59,7 @@ def _batches(values: Floats) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
 
 
 def _itl_ms(itl: InterTokenLatencies) -> dict[str, float | None]:
-    """Return what `distribution_ms` does, of every token of the served requests."""
+    """Return `distribution_ms` of every token of the served requests."""
     number, mean, std = itl.moments
     return _in_ms("itl", (mean, std, itl.percentiles(PERCENTILES)) if number else None)
 

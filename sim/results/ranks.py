@@ -38,7 +38,7 @@ ONE: Mapping[Part, str] = {"rank": "a rank", "engine": "an engine"}
 
 
 def parts_of(summary: Mapping[str, Any]) -> tuple[Part, Sequence[Mapping[str, Any]]]:
-    """Return what the engines of a run are, and a summary of each; none for one."""
+    """Return the name of a run's engines, and a summary of each; none for one."""
     if ranks := summary.get("ranks"):
         return "rank", ranks
     return "engine", summary.get("engines") or ()
@@ -288,7 +288,7 @@ class _Joined(InterTokenLatencies):
 def merged(
     recordings: Sequence[Recording], steps: StepTable, part: Part = "rank"
 ) -> RankedRecording:
-    """Return what all ranks recorded as one, requests by id and others in time."""
+    """Return one recording of all ranks, requests by id and others in time."""
     groups = [each.group_table for each in recordings]
     found = [table for table in groups if table is not None]
     copies = [e.transfer_table for e in recordings if e.transfer_table is not None]

@@ -41,7 +41,7 @@ class IdNames(dict[int, str]):
 
 
 def log_of(scheduler: Any, names: Names) -> StepLog:
-    """Return what writes the lines of a scheduler.
+    """Return the log that writes the lines of a scheduler.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def numbers(
     num_requests: int,
     duration_s: float,
 ) -> dict[str, Any]:
-    """Return what was measured, and the engine's resolved arguments.
+    """Return the measured numbers, and the engine's resolved arguments.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def numbers(
 
 
 def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
-    """Return what was measured of service levels and sessions, where there are any."""
+    """Return the numbers of service levels and sessions, where there are any."""
     found = {
         "by_slo_class": by_slo_class(recording.request_table),
         "sessions": sessions(recording.request_table, traffic.session_id),
@@ -92,7 +92,7 @@ def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
 def kv_cache_groups(
     recording: Recording, capacity: CapacityEstimate, duration_s: float
 ) -> dict[str, Any]:
-    """Return what each kind of KV cache group held, where there are several."""
+    """Return the usage of each kind of KV cache group, where there are several."""
     if (rows := recording.group_table) is None:
         return {}
     told = []
@@ -176,7 +176,7 @@ def scheduler_warnings(
 
 
 def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
-    """Say what counts as a request where samples and beams are served one by one."""
+    """Say which requests count where samples and beams are served one by one."""
     warnings = []
     if largest(specs, "best_of") > 1:
         warnings.append(
@@ -324,7 +324,7 @@ def scheduling(engines: Iterable[EngineConfig], numbers: Mapping[str, Any]) -> s
 
 
 def _ahead_in_words(engines: Sequence[EngineConfig], numbers: Mapping[str, Any]) -> str:
-    """Return what forms steps ahead, and what that gave and took in all of them."""
+    """Return the schedulers that form steps ahead, with their gains and losses."""
     names = [
         each.generation.ahead_in_words
         + (f" of {num_stages} stages" if num_stages > 1 else "")

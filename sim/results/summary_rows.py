@@ -80,7 +80,7 @@ def _mean_usage(summary: Mapping[str, Any]) -> str:
 
 
 def _hits(summary: Mapping[str, Any]) -> str:
-    """Say what was found; of pools that share a prompt, by each of them."""
+    """Tell the share of prompts that was found; by each of pools that share one."""
     pools = summary.get("pools", ())
     is_shared = any(pool["role"] != "serve" for pool in pools)
     return ", ".join(

@@ -175,7 +175,7 @@ class Scheduler(Protocol):
         ...
 
     def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds now."""
+        """Return the numbers of blocks that the cache holds now."""
         ...
 
     def summary(self) -> dict[str, Any]:

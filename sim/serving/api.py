@@ -231,14 +231,14 @@ class Api:
         return JSONResponse(reply.whole())
 
     def read(self, body: bytes, *, is_chat: bool) -> tuple[Asked, list[Prompt]]:
-        """Return what is asked, without its prompts as they came, and these."""
+        """Return the request asked for, without its prompts as they came, and these."""
         usual = self.engine.usual_length
         asked = asked_of(body, usual, self.tokens.filler, is_chat=is_chat)
         prompts = [self._prompt(each, asked.limit) for each in asked.prompts]
         return replace(asked, prompts=()), prompts
 
     async def _body(self, request: Request, read: Callable[[bytes], _Read]) -> _Read:
-        """Return what `read` makes of a body, of which nothing is kept."""
+        """Return the value that `read` makes of a body, of which nothing is kept."""
         told = request.headers.get("content-length", "")
         is_small = told.isdecimal() and int(told) <= _LARGE_BODY_BYTES
         if is_small:
@@ -274,7 +274,7 @@ class Api:
 def _found(
     read: Callable[[bytes], _Read], held: list[bytes]
 ) -> _Read | BadRequestError:
-    """Return what is read of a body that is taken from `held`, or why it is refused."""
+    """Return the value read of a body that is taken from `held`, or its refusal."""
     try:
         return read(held.pop())
     except BadRequestError as error:

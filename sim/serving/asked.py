@@ -74,7 +74,7 @@ class Asked:
 def asked_of(
     body: bytes, usual_length: Callable[[], int], filler: Filler, *, is_chat: bool
 ) -> Asked:
-    """Return what a body asks for; an answer is of `filler`.
+    """Return the request of a body; an answer is of `filler`.
 
     Raises
     ------

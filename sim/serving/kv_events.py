@@ -136,7 +136,7 @@ class Watch:
         pool.on_cached = self._stored
 
     def coming(self, request: Request, prompt: Prompt) -> None:
-        """Note what the blocks of a request will hold: its prompt, then its answer."""
+        """Note the content of a request's blocks: its prompt, then its answer."""
         size = self._block_size
         num_tokens = min(request.oracle_num_tokens, request.max_num_tokens)
         keys: list[int] = []

@@ -427,7 +427,7 @@ class LiveEngine:
 
 @cache
 def _kept(priority: int, best_of: int, ends_at_stop: bool) -> RequestSpec:
-    """Return what results and metrics ask of a request that has come."""
+    """Return the facts of a request that results and metrics ask for."""
     return RequestSpec(
         *(0, 0.0, ((0, 1),), 1, 1),
         priority=priority,

@@ -66,7 +66,7 @@ class Reply:
         return self._head | told
 
     def beginning(self) -> Iterator[str]:
-        """Yield what a stream begins with."""
+        """Yield the first events of a stream."""
         if self._is_chat:
             for index in range(len(self.answer.requests)):
                 delta = {"role": "assistant", "content": ""}
@@ -88,7 +88,7 @@ class Reply:
         )
 
     def usage(self) -> str:
-        """Return what tells nothing but the usage."""
+        """Return the event with nothing but the usage."""
         return f'{self._opening}], "usage": {json.dumps(self._usage())}}}\n\n'
 
     def _chunk(self, choice: str) -> str:

@@ -92,7 +92,7 @@ class Served:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the event loop: uvloop, where it can be had."""
+    """Return the factory of the event loop: uvloop, where it can be had."""
     try:
         import uvloop  # noqa: PLC0415 - not on all systems
     except ModuleNotFoundError:

@@ -82,7 +82,7 @@ def sampled_lru_curve(paths: BlockPaths) -> SampledCurve:
 
 
 def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
-    """Return what a sample's curve says of all blocks, put right by SHARDS-adj.
+    """Return the curve of all blocks that a sample's tells, put right by SHARDS-adj.
 
     A curve without a hit stays so: what the sample looks for too rarely are then
     blocks that no request had before.

@@ -65,7 +65,7 @@ _FIELDS: dict[str, tuple[str, Callable[[RequestSpec], bool]]] = {
 
 
 def losses(requests: Sequence[RequestSpec], kept: Collection[str]) -> list[str]:
-    """Return what a format loses, a line each.
+    """Return the facts that a format loses, a line each.
 
     `kept` is what it holds, of ``prefixes``, ``start`` and the names of `_FIELDS`;
     every format holds arrivals, lengths and order.

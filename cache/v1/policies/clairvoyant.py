@@ -19,7 +19,7 @@ class FutureReads(Protocol):
         ...
 
     def contents(self, request_id: int) -> Sequence[int]:
-        """Return what a request looks for, as far as others do, too."""
+        """Return the contents that a request looks for, as far as others do, too."""
         ...
 
 

@@ -132,7 +132,7 @@ class TinyLFU(CachePolicy):
         return victim
 
     def _displaced(self) -> int:
-        """Return what the main cache loses to blocks in use."""
+        """Return the block that the main cache loses to blocks in use."""
         victim = self._main_victim()
         if victim is None:
             raise CacheError("the policy holds no block that could be evicted")

@@ -458,7 +458,7 @@ class RunDecodes(Decodes):
 
 
 def _cut(found: Found, num_blocks: int) -> Found:
-    """Return what was found of full attention, up to a block."""
+    """Return the blocks found of full attention, up to one of them."""
     num_parts = bisect_right(found.starts, num_blocks - 1)
     parts, starts = found.parts[:num_parts], found.starts[:num_parts]
     return Found(num_blocks, num_revived(parts, starts, num_blocks), parts, starts)

@@ -401,7 +401,7 @@ class RunTables:
     # -- looking in -----------------------------------------------------------
 
     def next_cached(self, num_blocks: int) -> Iterator[Extent]:
-        """Yield what is cached among so many blocks that are taken next."""
+        """Yield the cached ones among so many blocks that are taken next."""
         return self._pool.next_cached(num_blocks)
 
     def block_ids(

@@ -251,6 +251,6 @@ class AheadQuietSteps(QuietSteps):
 
 
 def _never_hidden(num_requests: int) -> tuple[float, int]:
-    """Return what the host takes of a step behind which it cannot hide."""
+    """Return the seconds of the host in a step behind which it cannot hide."""
     del num_requests
     return inf, 0

@@ -97,7 +97,7 @@ class QuietSteps:
         return self._ends_of[num_decodes](context, num_steps, now_s, until_s)
 
     def _note_queue(self) -> None:
-        """Note what waits when steps begin, for when they are written down."""
+        """Note the queue when steps begin, for when they are written down."""
         self._num_waiting = len(self.waiting)
 
     def take(

@@ -98,7 +98,7 @@ class Conservative:
         return num_blocks <= available
 
     def _look_through(self, engine: EngineView) -> None:
-        """Count what running requests will take; those counted in this step stay so."""
+        """Count the blocks that running requests will take, once in a step."""
         columns, size = engine.columns, engine.block_size
         if columns is not self._columns:
             self._columns, self._num_beside = columns, 0

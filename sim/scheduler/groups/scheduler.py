@@ -220,7 +220,7 @@ class GroupScheduler(ABC):
             self.decodes = None
 
     def running_key(self) -> Callable[[SequenceGroup], Any] | None:
-        """Return what running groups are sorted by before they compute, if they are."""
+        """Return the key by which running groups are sorted before a step, if any."""
         return None
 
     def decodes_together(self, num_decodes: int, num_others: int) -> bool:

@@ -153,13 +153,13 @@ class VllmApi:
         return found
 
     def attribute(self, owner: Any, path: str) -> Any:
-        """Return what lies at a dotted `path` from an object of theirs."""
+        """Return the attribute at a dotted `path` from an object of theirs."""
         for name in path.split("."):
             owner = self._attribute(owner, name, type(owner).__name__)
         return owner
 
     def moved(self, what: str) -> SchedulerError:
-        """Return what to raise where the API is another than the known one."""
+        """Return the error where the API is another than the known one."""
         return SchedulerError(
             f"the API of vLLM {self.installed} is not the one of 0.{FIRST_MINOR} to "
             f"0.{LAST_MINOR}: {what}; host another release, or take scheduler v1"

@@ -230,7 +230,7 @@ class HostedEngine:
             self.scheduler.update_from_output(step.output, output)
 
     def worker_output(self, **what: Any) -> Any:
-        """Return what the workers of a KV connector say with an output."""
+        """Return the report of a KV connector's workers that comes with an output."""
         return self.api.call("KVConnectorOutput", what)
 
     # -- drafts ---------------------------------------------------------------
@@ -417,7 +417,7 @@ def _speculative_config(api: VllmApi, settings: Settings) -> Any:
 
 
 def _block_hasher(api: VllmApi, settings: Settings, cache_config: CacheConfig) -> Any:
-    """Return what gives a request the keys of its full blocks."""
+    """Return the function that gives a request the keys of its full blocks."""
     api.call("init_none_hash", {"hash_fn": _hash})
     size = "block_size"
     if not api.takes("get_request_block_hasher", size):

@@ -90,7 +90,7 @@ def _retains(cache: CacheConfig) -> bool:
 
 
 def hosted_spec(api: VllmApi, spec: KVCacheSpec) -> Any:
-    """Return what the layers of a group keep, as an object of theirs."""
+    """Return the KV cache spec of a group's layers, as an object of theirs."""
     if isinstance(spec, MambaSpec):
         return _state(api, spec)
     assert isinstance(spec, AttentionSpec)
@@ -140,7 +140,7 @@ def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> 
 
 
 def _side(transfer: KVTransferSettings) -> dict[str, Any]:
-    """Return what they take for one side of a pair."""
+    """Return their configuration of one side of a pair."""
     return {
         "kv_connector": "NixlConnector",
         "kv_role": transfer.kv_role.value,
@@ -149,7 +149,7 @@ def _side(transfer: KVTransferSettings) -> dict[str, Any]:
 
 
 def _tier(offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
-    """Return what they take for the offloading connector and its CPU tier."""
+    """Return their configuration of the offloading connector and its CPU tier."""
     # One layer, one head of one element, in float16: K and V of a token.
     block_bytes = 4 * cache.block_size
     pages = -(-block_bytes * offload.blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)

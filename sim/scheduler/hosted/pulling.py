@@ -87,7 +87,7 @@ class HostedPairConnector:
         )
 
     def parameters(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what a proxy hands on, as theirs names it."""
+        """Return the parameters that a proxy hands on, by their names."""
         given = request.kv_transfer_params
         if given is None or not given.get("do_remote_prefill"):
             return given

@@ -137,7 +137,7 @@ class VllmScheduler:
         )
 
     def _parameters(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what a client would have said to a KV connector."""
+        """Return the parameters that a client would have given a KV connector."""
         return request.kv_transfer_params
 
     def abort(self, request: Request) -> None:

@@ -28,7 +28,7 @@ class GroupLog(ABC):
 
     @abstractmethod
     def _entry(self, scheduled: ScheduledSequenceGroup) -> list[Any]:
-        """Return what the batch says of a group, behind its name."""
+        """Return the facts of a group in the batch, behind its name."""
 
     def batch(self, output: GroupSchedulerOutput) -> Line:
         line: Line = {

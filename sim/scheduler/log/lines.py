@@ -44,11 +44,11 @@ class StepLog(Protocol):
         ...
 
     def queries(self, output: Any) -> Line:
-        """Return what a recorded schedule says of queries beside the batch."""
+        """Return the queries of a recorded schedule, beside the batch."""
         ...
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept of a request that has left."""
+        """Drop the state of a request that has left."""
         ...
 
 

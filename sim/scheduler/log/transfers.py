@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def transfer_lines_of(scheduler: Any, names: Names) -> TransferLines | None:
-    """Return what logs the connector of a scheduler; None without one."""
+    """Return the log of a scheduler's connector; None without one."""
     transfers = getattr(scheduler, "transfers", None)
     if transfers is None:
         return None
@@ -55,7 +55,7 @@ class TransferLines(ABC):
 
     @abstractmethod
     def _transfers(self) -> Line:
-        """Return what a call asks of the workers; what is empty is not logged."""
+        """Return the transfers that a call asks for; empty ones are not logged."""
 
     @abstractmethod
     def loading(self) -> list[Request]:
@@ -74,7 +74,7 @@ class TransferLines(ABC):
 
     @abstractmethod
     def ends(self, report: TransferReport) -> Line:
-        """Return what ended with a step's output."""
+        """Return the transfers that ended with a step's output."""
 
     def tier_end(self) -> Line:
         """Return the other end after a step's output."""

@@ -70,10 +70,10 @@ class V1Lines(ABC):
 
     @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
-        """Return what to log of the table of a scheduled request, if it changed."""
+        """Return the change of a scheduled request's table, if there is one."""
 
     def _transferred(self, tables: dict[str, list[Any]]) -> Line:
-        """Return what a KV connector did, adding to the changed `tables`."""
+        """Return the work of a KV connector, adding to the changed `tables`."""
         if self.transfers is None:
             return {}
         for request in self.transfers.loading():

@@ -191,7 +191,7 @@ class PrefillAdder:
 
     @staticmethod
     def _num_needed(entry: Entry) -> int:
-        """Return what all of its prompt and its outputs need, in tokens."""
+        """Return the tokens that all of its prompt and its outputs need."""
         left = max(entry.num_left, 0)
         return entry.num_extend_tokens + min(left, CLIP_MAX_NEW_TOKENS)
 
@@ -256,7 +256,7 @@ class PrefillAdder:
         return self._state()
 
     def _ending(self, entry: Entry) -> tuple[float, int]:
-        """Return what it writes yet, and what it frees then."""
+        """Return the tokens that it writes yet, and those that it frees then."""
         share = 1.0 if entry.ignore_eos else self._ratio
         return entry.max_new_tokens * share - entry.num_outputs, entry.num_tokens
 

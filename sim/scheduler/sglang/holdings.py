@@ -254,7 +254,7 @@ class Holdings:
     # -- letting go -----------------------------------------------------------
 
     def release(self, entry: Entry) -> None:
-        """Free what a request holds that will be computed again."""
+        """Free the slots of a request that will be computed again."""
         self._count(entry, -1)
         self.cache.release(entry.table)
         self._free_slot(entry)
@@ -294,7 +294,7 @@ class Holdings:
         )
 
     def count_evictions(self) -> None:
-        """Count what the tree has lost since the latest call."""
+        """Count the tokens that the tree has lost since the latest call."""
         if self.tree is None or not self.tree.evictions:
             return
         for _, removed in self.tree.evictions:
@@ -311,7 +311,7 @@ class Holdings:
         return tree.num_evictable_tokens, tree.num_protected_tokens, tree.num_nodes
 
     def usage(self) -> CacheUsage:
-        """Return what the cache holds; pages are blocks."""
+        """Return the numbers of pages that the cache holds, as blocks."""
         num_used, num_stored = self.num_used_tokens, self.num_stored_tokens
         return CacheUsage(
             num_used // self._page_size,

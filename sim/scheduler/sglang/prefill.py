@@ -164,5 +164,5 @@ class PrefillScheduler(SglangScheduler):
 
 
 def apart(settings: Settings) -> Settings:
-    """Return what the release makes of settings where prefill and decode are apart."""
+    """Return the release's settings where prefill and decode are apart."""
     return replace(settings, need_sort=True, max_queued_requests=None)

@@ -84,7 +84,7 @@ class WaitingQueue:
         self.entries = [each for each in self.entries if each not in left]
 
     def take_left(self) -> tuple[list[Entry], list[Request]]:
-        """Return what was rejected and dropped since the latest call."""
+        """Return the requests that were rejected and dropped since the latest call."""
         found = self.rejected, self.dropped
         self.rejected, self.dropped = [], []
         return found

@@ -271,7 +271,7 @@ class SglangOutput(SchedulerOutput):
     rejected: list[Request] = field(default_factory=list)
 
     def take(self, batch: ScheduleBatch) -> None:
-        """Say what a batch is, in the engine's terms, and count its tokens."""
+        """Describe a batch in the engine's terms, and count its tokens."""
         self.mode, self.num_decoding = batch.mode, batch.num_decoding
         self.chunked = batch.chunked
         if batch.mode is Mode.PREBUILT:

@@ -322,7 +322,7 @@ def num_group_recompute_tokens(seqs: Items[Sequence]) -> int:
 
 
 def num_group_shared_tokens(seqs: Items[Sequence]) -> int | None:
-    """Return what a forked group that is computed anew shares; None of others."""
+    """Return the tokens that a forked group shares when computed anew; else None."""
     if len(seqs) > 1 and any(seq.get_output_len() for seq in seqs):
         return seqs[0].get_prompt_len()
     return None

@@ -144,7 +144,7 @@ class BatchQueueScheduler(Scheduler):
         return self._in_flight.deliver(output)
 
     def update(self, finished: Sequence[Request]) -> None:
-        """Note what the step taken out of flight has made known or ended."""
+        """Note the tokens and ends that the step taken out of flight has made known."""
         groups, in_flight = self.groups, self._in_flight
         for request in in_flight.take_delivered():
             groups.register(request, in_flight.num_processed_tokens(request))

@@ -96,7 +96,7 @@ class Chunks:
                 self._threshold = max(self._threshold, share)
 
     def end_call(self, num_tokens: int, num_backlog: int | None) -> None:
-        """Note what a call scheduled, and left in the queue if it looked there."""
+        """Note the tokens that a call scheduled, and the backlog if it looked there."""
         assert self._interval is not None
         if num_backlog is not None and not self.holds_prefill:
             self._interval.saw_queue(num_backlog)

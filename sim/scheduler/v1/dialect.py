@@ -220,7 +220,7 @@ class V1Dialect:
         return self.minor >= KEYS_SINCE[key]
 
     def refuse_key(self, key: str) -> SchedulerError:
-        """Return what to raise at a key that the release does not have."""
+        """Return the error of a key that the release does not have."""
         return SchedulerError(
             f"{key} exists from 0.{KEYS_SINCE[key]} on, the engine_version is "
             f"{self.release}; leave the key out, or raise engine_version"

@@ -68,7 +68,7 @@ class AdmissionDesk:
         num_available_blocks: int,
         running: Iterable[Request],
     ) -> bool:
-        """Return what the rule says of a request that the engine's own would admit.
+        """Return the rule's answer on a request that the engine's own would admit.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class PrefillInterval:
         )
 
     def saw_queue(self, num_waiting: int) -> None:
-        """Note what a scan of the waiting queue, not held, left behind."""
+        """Note the requests that a scan of the waiting queue, not held, left behind."""
         self._has_backlog = num_waiting > 0
 
     def stepped(self, num_tokens: int, *, carries_prefill: bool) -> None:

@@ -414,7 +414,7 @@ class Scheduler(Holdings):
         self._is_admitting = False
 
     def _left(self, budget: int, request: Request, num_new_tokens: int) -> int:
-        """Return what an admission leaves of the budget."""
+        """Return the budget that an admission leaves."""
         del request
         return budget - num_new_tokens
 

@@ -176,7 +176,7 @@ class Settings:
         return self.token_budget
 
     def _check_keys(self, dialect: V1Dialect) -> None:
-        """Refuse what the release does not know; a value that does nothing may stay."""
+        """Refuse keys that the release lacks; one that does nothing may stay."""
         used = {
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens is not None,
             "scheduler_reserve_full_isl": bool(self.scheduler_reserve_full_isl),
@@ -223,7 +223,7 @@ class Settings:
             )
 
     def _check_connector(self, dialect: V1Dialect) -> None:
-        """Refuse what is not known of engines with a KV connector."""
+        """Refuse settings that are not known of engines with a KV connector."""
         if self.offload is not None and self.kv_transfer is not None:
             raise SchedulerError(
                 "a CPU tier is not built beside pairs of engines; leave one of them out"
@@ -296,7 +296,7 @@ class Settings:
             )
 
     def _check_drafts(self) -> None:
-        """Refuse what a release refuses with drafts, fails at, or is not known of."""
+        """Refuse settings that a release refuses or fails at with drafts, or may."""
         drafts = self.speculative_config
         if drafts is None:
             return

@@ -161,7 +161,7 @@ class SpeculativeScheduler(BatchQueueScheduler):
     def _decodes_that_get_on(
         self, budget: int
     ) -> tuple[list[tuple[Request, int, int]], int] | None:
-        """Return what running requests compute if all are decodes, with their drafts.
+        """Return the chunks of running requests if all are decodes, with their drafts.
 
         As in `prompts`; and the budget that is left. None where one is a prompt in
         mid-way or might find no block, or the budget does not suffice. Of requests of

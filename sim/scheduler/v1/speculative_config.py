@@ -101,7 +101,7 @@ class SpeculativeConfig:
         return self.method.reads_hidden_states and not self.disable_eagle_block_drop
 
     def limits(self, *, enable_prefix_caching: bool) -> dict[str, Any]:
-        """Return what `cache.v1.groups.kinds.EngineLimits` has of drafts."""
+        """Return the part of `cache.v1.groups.kinds.EngineLimits` that drafts set."""
         return {
             "num_speculative_tokens": self.num_speculative_tokens,
             "num_lookahead_tokens": self.num_lookahead_tokens,

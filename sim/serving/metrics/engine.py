@@ -28,7 +28,7 @@ class EngineMetrics(Protocol):
     """Metrics under the names of an engine; `engine` is the data-parallel rank."""
 
     def scheduled(self, engine: int, output: SchedulerOutput) -> None:
-        """Count what a scheduler call decided."""
+        """Count the decisions of a scheduler call."""
         ...
 
     def first_token(self, engine: int, request: Request, now_s: float) -> None:
@@ -44,7 +44,7 @@ class EngineMetrics(Protocol):
         ...
 
     def state(self, live: LiveEngine) -> None:
-        """Set what is read when it is asked for."""
+        """Set the gauges that are read when they are asked for."""
         ...
 
 

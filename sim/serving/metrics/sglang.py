@@ -120,7 +120,7 @@ class SglangMetrics:
 
     @staticmethod
     def _make_unserved(named: Named) -> None:
-        """Make what tells of things that served engines have not, or cannot know."""
+        """Make the metrics of things that served engines lack or cannot know."""
         gauge, counter, histogram = named.gauge, named.counter, named.histogram
         # of an engine that is told what latencies to keep, and of starting
         gauge("max_running_requests_under_SLO", "Not known.")
@@ -158,7 +158,7 @@ class SglangMetrics:
         info.labels(str(size), str(self._num_tokens // size)).set(1)
 
     def _make_front(self, registry: CollectorRegistry) -> None:
-        """Make what the release's tokenizer manager tells."""
+        """Make the metrics of the release's tokenizer manager."""
         named = Named(registry, "sglang:", ("model_name",))
         counter, histogram = named.counter, named.histogram
         self._prompt = counter("prompt_tokens", "Prompt tokens.")

@@ -316,7 +316,7 @@ class VllmMetrics:
 
 
 def _tier_of(table: EngineConfig) -> str:
-    """Return what hits of memory behind the pool are told as; empty without any."""
+    """Return the name of hits in memory behind the pool; empty without any."""
     connector = table.kv_transfer_config
     if connector is not None and connector.extra.secondary_tiers:
         return _TIERS[-1]  # which of them is not noted

@@ -17,7 +17,7 @@ MAX_SESSION_ID = 2**62
 
 
 def length_problem(name: str, value: object) -> str | None:
-    """Return what is wrong with a length in tokens, or None if it is right."""
+    """Return the fault of a length in tokens, or None if it is right."""
     return whole_problem(name, value, 1, MAX_TOKENS)
 
 
@@ -29,7 +29,7 @@ def whole_problem(name: str, value: object, low: int, high: int) -> str | None:
 
 
 def time_problem(name: str, value: object, unit: str, most: float) -> str | None:
-    """Return what is wrong with a time from 0 to `most`, counted in `unit`."""
+    """Return the fault of a time from 0 to `most`, counted in `unit`."""
     # bool is an int to isinstance, and json reads NaN, Infinity and endless integers.
     if type(value) in (int, float) and 0 <= value <= most:  # type: ignore[operator]
         return None
