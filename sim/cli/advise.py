@@ -67,7 +67,7 @@ def advise(
 
 
 def _apart_from_objectives(run: dict[str, object]) -> dict[str, object]:
-    """Return what a run does; objectives only judge it."""
+    """Return the keys of a run that change it; objectives only judge it."""
     return {key: value for key, value in run.items() if key != "objectives"}
 
 

@@ -141,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _users_mistake(error: Exception) -> str | None:
-    """Return what to tell the user, or None where the fault is ours."""
+    """Return the message to the user, or None where the fault is ours."""
     from cyclopts import CycloptsError
 
     from sim.config.plug import fault_in_user_code

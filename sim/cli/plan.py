@@ -139,7 +139,7 @@ def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
 
 
 def _say_stopped(stopped: PlanStopped, answers: AnswerFile) -> None:
-    """Say what is known of a plan that was stopped too early to be written."""
+    """Print the findings of a plan that was stopped too early to be written."""
     for line in stopped.known:
         console.note(line)
     number = len(answers)

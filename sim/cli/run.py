@@ -107,7 +107,7 @@ def run(
 def _extras(
     simulation: Simulation, record: Sequence[str], directory: Path
 ) -> AbstractContextManager[object]:
-    """Return what ``--record`` asks for, to be open during the run.
+    """Return the recordings of ``--record``, to be open during the run.
 
     Imported only then: decision logs and their formats take a tenth of a second.
     """
@@ -132,7 +132,7 @@ def _draw(results: Results, directory: Path) -> bool:
 
 
 def _run_info(config: RunConfig, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return what may differ between two equal runs: wall time and machine."""
+    """Return the facts in which two equal runs may differ: wall time and machine."""
     import os
     import platform
 

@@ -158,7 +158,7 @@ def _note_run(
     address: str | None,
     wall_s: float,
 ) -> None:
-    """Write what may differ between two equal sweeps: time and workers."""
+    """Write the facts in which two equal sweeps may differ: time and workers."""
     from sim.results.output import write_json
 
     facts = {

@@ -254,7 +254,7 @@ class EngineConfig(ConfigTable):
 
     @model_validator(mode="after")
     def _of_the_generation(self) -> EngineConfig:
-        """Refuse what the chosen generation does not have."""
+        """Refuse keys that the chosen generation does not have."""
         name = self.scheduler_kind
         own = GENERATIONS.get(name)
         self._check_steps_in_flight(own)

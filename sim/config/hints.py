@@ -153,7 +153,7 @@ def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
-    """Return what an unknown key was meant to be, and the choices where they help.
+    """Return the key that an unknown one was meant to be, with choices if they help.
 
     Parameters
     ----------

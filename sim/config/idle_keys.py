@@ -45,7 +45,7 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
 
 
 def _without_drafts(config: RunConfig) -> Iterator[str]:
-    """Yield what the traffic says of drafts that are not there, or always found."""
+    """Yield keys of the traffic on drafts that are not there, or always found."""
     acceptance, drafts = config.workload.acceptance, config.engine.speculative_config
     if acceptance is not None and drafts is None:
         yield "workload.acceptance does nothing without engine.speculative_config"

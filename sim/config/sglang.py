@@ -70,7 +70,7 @@ def _pages(found: dict[str, Any]) -> int:
 
 
 def _fill_in(found: dict[str, Any]) -> None:
-    """Give what follows from the card, where nothing is said."""
+    """Fill in the values that follow from the card, where none is given."""
     gpu, ranks = found.get("gpu"), found.get("tensor_parallel_size", 1)
     if not isinstance(gpu, str) or not isinstance(ranks, int):
         return  # refused later, with its key

@@ -33,7 +33,7 @@ class Shelf(Protocol):
     """A source of readers that may stand in for a trace's own."""
 
     def instead_of(self, table: Mapping[str, Any], reader: TraceReader) -> TraceReader:
-        """Return what reads the trace of `table`: `reader`, or something quicker."""
+        """Return the reader of the trace of `table`: `reader`, or a quicker one."""
         ...
 
 
@@ -64,7 +64,7 @@ def instead_of(table: Mapping[str, Any], made: Any) -> Any:
 
 
 def key_of(table: Mapping[str, Any]) -> str:
-    """Return what tells traces apart: kind, path and all other arguments."""
+    """Return the key that tells traces apart: kind, path and all other arguments."""
     return json.dumps(table, sort_keys=True)
 
 

@@ -182,7 +182,7 @@ def link_of(gpu: GpuSpec, num_gpus: int = 1) -> Interconnect:
 
 
 def pcie_choices(gpu: GpuSpec) -> tuple[Interconnect, ...]:
-    """Return what may join GPUs that `link_of` has no peer access for, fastest first.
+    """Return links of GPUs that `link_of` has no peer access for, fastest first.
 
     With peer access, through the host by 16 lanes, behind one switch, and by eight.
     """

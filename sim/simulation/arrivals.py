@@ -30,7 +30,7 @@ def client_of(
     specs: Sequence[RequestSpec],
     factory: RequestFactory,
 ) -> FanOutClient | GroupClient:
-    """Return what hands the samples of a prompt over as the engines serve them.
+    """Return the client that hands samples of a prompt over as the engines serve them.
 
     Raises
     ------

@@ -113,7 +113,7 @@ def make_capacity(
 
 
 def _drafts(engine: EngineConfig) -> dict[str, Any]:
-    """Return what the pool depends on of drafts."""
+    """Return the settings of drafts that the pool depends on."""
     drafts = engine.speculative
     if drafts is None:
         return {}
@@ -215,7 +215,7 @@ def _refuse_gone(cost: Mapping[str, Any]) -> None:
 
 
 def host_rule(engine: EngineConfig) -> HostRule:
-    """Return what scheduling takes, which steps in flight hide, ahead or in stages."""
+    """Return the time of scheduling, which steps in flight hide, ahead or in stages."""
     is_hidden = engine.schedules_ahead or engine.pipeline_parallel_size > 1
     return HostRule(engine.generation.schedule_request_s, is_hidden)
 
@@ -250,7 +250,7 @@ LINK_KEYS = ("interconnect", "enable_expert_parallel")
 
 
 def _links(config: RunConfig) -> dict[str, Any]:
-    """Return what joins GPUs, but for what the cost table says itself."""
+    """Return the links of GPUs, but for those in the cost table."""
     engine = config.engine
     given = {
         "data_parallel_size": engine.data_parallel_size,
@@ -325,7 +325,7 @@ def _as_held(engine: EngineConfig, model: ModelArchitecture) -> ModelArchitectur
 def _copied_block_bytes(
     engine: EngineConfig, model: ModelArchitecture, gpu: GpuSpec
 ) -> float | None:
-    """Return what a copied block reads, where hits may end inside blocks.
+    """Return the bytes that copying a block moves, where hits may end inside blocks.
 
     All of its bytes, whichever group it belongs to, are gathered, then written to their
     place. Source: vLLM 0.33, ``vllm/v1/worker/utils.py``
@@ -351,7 +351,7 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
 
 
 def _cost_problem(cost_model: CostModel) -> str | None:
-    """Return what an empty step breaks, or None."""
+    """Return the rule that an empty step breaks, or None."""
     cost = cost_model.step(EMPTY_SHAPE)
     total_s, parts = cost.total_s, cost.parts
     if not 0 < total_s < math.inf:

@@ -58,7 +58,7 @@ def add_autoscalers(replicas: Replicas, table: FleetTable) -> None:
 
 
 def flapping(replicas: Replicas) -> Iterator[str]:
-    """Yield what to say of autoscalers that keep changing their mind."""
+    """Yield warnings of autoscalers that keep changing their mind."""
     for each in replicas.autoscalers:
         number = each.most_reversals_an_hour()
         if number >= _MOST_REVERSALS:
@@ -92,7 +92,7 @@ def _timing(table: AutoscalerTable) -> Timing:
 
 
 def _behaviour(table: BehaviourTable | None, default: Behaviour) -> Behaviour:
-    """Return what a table says, with a direction's defaults."""
+    """Return the behaviour of a table, with a direction's defaults."""
     if table is None:
         return default
     policies, held_s = default.policies, table.stabilization_s

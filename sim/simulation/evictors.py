@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evictor_factory(
     config: EngineConfig, capacity: CapacityEstimate, specs: Sequence[RequestSpec]
 ) -> Callable[[], Any] | None:
-    """Return what makes the evictors of an engine, tried once; None for its own."""
+    """Return the maker of an engine's evictors, tried once; None for its own."""
     kind = config.evictor_kind
     if kind is None:
         return None
@@ -143,7 +143,7 @@ class WorkloadReads:
         return shared
 
     def _reads(self, spec: RequestSpec) -> list[int]:
-        """Return what V1 looks for: of a prompt known whole, not its last block."""
+        """Return the contents that V1 looks for: not a whole prompt's last block."""
         contents: list[int] = []
         num_blocks = (spec.num_prompt_tokens - 1) // self._block_size
         tokens = SegmentTokens(spec.prompt, spec.output_segment)

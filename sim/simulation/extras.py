@@ -64,7 +64,7 @@ def recording(
 
 
 def _facts(simulation: Simulation) -> dict[str, Any]:
-    """Return what the files are to be read with; the same on either path."""
+    """Return the facts with which the files are read; the same on either path."""
     config, capacity = simulation.config, simulation.capacity
     engine = config.engine
     return {

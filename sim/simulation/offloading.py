@@ -52,7 +52,7 @@ def offload_settings(
     model: ModelArchitecture,
     shared: SharedTiers | None = None,
 ) -> OffloadSettings | None:
-    """Return what schedulers are told of the tier; None for none.
+    """Return the settings of the tier for schedulers; None for none.
 
     Tiers that a fleet shares are taken from `shared`, or put there.
 
@@ -141,7 +141,7 @@ def wants_hints(engine: EngineConfig) -> bool:
 
 
 def session_hints(specs: Sequence[RequestSpec]) -> dict[int, SessionHint]:
-    """Return what clients could say of the sessions of a workload, by request."""
+    """Return the hints that clients could give of their sessions, by request."""
     returns_s: dict[int, float] = {}
     for spec in specs:
         if spec.previous_id is not None:
@@ -233,7 +233,7 @@ def make_worker(
 
 
 def _swapping_of(cost_model: CostModel) -> Swapping | None:
-    """Return what moving blocks takes, of a model or of the one that it stands for."""
+    """Return the times of moving blocks, of a model or the one that it stands for."""
     given: Any = cost_model
     while not hasattr(given, "swapping"):
         given = getattr(given, "model", None)
@@ -265,7 +265,7 @@ def offloaded_steps(  # noqa: PLR0917 - the parts of a run
     specs: Sequence[RequestSpec],
     place: int | None = None,
 ) -> OffloadedSteps:
-    """Return what copies beside the steps of an engine; see `make_worker`."""
+    """Return the copies beside the steps of an engine; see `make_worker`."""
     if wants_hints(config.engine):
         scheduler.connector.hints = session_hints(specs)
     worker = make_worker(config, cost_model, capacity, place)
@@ -278,7 +278,7 @@ def offloaded_steps(  # noqa: PLR0917 - the parts of a run
 def transfer_log(
     engine: EngineConfig, capacity: CapacityEstimate, scheduler: Any
 ) -> TransferLog:
-    """Return what is told of copies."""
+    """Return the log of copies."""
     tier = scheduler.connector.tier
     num_bytes = capacity.block_bytes * engine.tensor_parallel_size
     table = engine.kv_transfer_config or KVTransferTable()

@@ -42,7 +42,7 @@ def counters(  # noqa: PLR0917 - the parts of a run
     now_s: float,
     lock: LockStep | None,
 ) -> dict[str, Any]:
-    """Return what schedulers counted, and what is told of drafts or ranks."""
+    """Return the counters of schedulers, and the numbers of drafts or ranks."""
     schedulers = [each.scheduler for each in all_of(engine)]
     recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
     drafting = [each for each in recorders if isinstance(each, DraftRecorder)]
@@ -58,7 +58,7 @@ def counters(  # noqa: PLR0917 - the parts of a run
 
 
 def _tiers_behind(engine: Engine | Engines) -> dict[str, Any]:
-    """Return what is told of the tiers behind the hosts of several engines.
+    """Return the numbers of the tiers behind the hosts of several engines.
 
     Of those that others have taken the place of, what they did, not what they held.
     """
@@ -93,7 +93,7 @@ _OF_ENGINES = ("num_loaded_tokens", "num_promoted_chunks")
 def tier(
     recorder: Recorder | RankRecorders, recording: Recording, now_s: float
 ) -> dict[str, Any]:
-    """Return what the tier behind the pool held and moved, where there is one."""
+    """Return the numbers of the tier behind the pool, where there is one."""
     if not (logs := _transfer_logs(recorder)):
         return {}
     return transfer_numbers(recording, sum(log.num_chunks for log in logs), now_s)
@@ -105,7 +105,7 @@ def _transfer_logs(recorder: Recorder | RankRecorders) -> list[TransferLog]:
 
 
 def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:
-    """Return what steps side by side gained and wasted, over ranks, if there are any.
+    """Return the gain and waste of steps side by side, over ranks, if there are any.
 
     Ranks that step together have none.
     """
@@ -125,7 +125,7 @@ def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:
 
 
 def front_end(config: RunConfig) -> dict[str, Any]:
-    """Return what latencies have beyond the engine's."""
+    """Return the latency of the front end beside the engine's."""
     if config.front_end is None:
         return {"front_end": NOT_LOOKED_AT}
     return {"front_end": config.front_end.describe(config.engine.version)}
@@ -144,7 +144,7 @@ def pool_in_tokens(config: RunConfig, capacity: CapacityEstimate) -> dict[str, A
 def within_limits(
     config: RunConfig, recording: Recording, num_requests: int, now_s: float
 ) -> dict[str, Any]:
-    """Return what was served within the limits, if the configuration has any."""
+    """Return the goodput within the limits, if the configuration has any."""
     if config.goodput is None:
         return {}
     limits_ms = config.goodput.limits_ms

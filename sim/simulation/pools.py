@@ -98,7 +98,7 @@ class Pool:
         ]
 
     def warnings(self) -> Iterator[str]:
-        """Yield what to know of the pool before it runs."""
+        """Yield warnings of the pool before it runs."""
         config, capacity = self.config, self.capacity
         frees_window = frees_lone_window(config.engine, capacity)
         yield from summary.pool_warnings(
@@ -174,7 +174,7 @@ def named_pool(config: RunConfig, place: int) -> Iterator[None]:
 
 
 def _tier_warnings(engine: EngineConfig) -> Iterator[str]:
-    """Yield what to know of a tier behind the pool of an older release."""
+    """Yield warnings of a tier behind the pool of an older release."""
     if not engine.has_tier:
         return
     dialect = dialect_of(engine.version)

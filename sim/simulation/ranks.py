@@ -153,7 +153,7 @@ def numbers_of_ranks(
     duration_s: float,
     lock: LockStep | None,
 ) -> dict[str, Any]:
-    """Return what each rank did, and what waiting for each other took."""
+    """Return the numbers of each rank, and the time of waiting for each other."""
     ranks = [*_ranks(recording, recorders, schedulers, duration_s)]
     waits = waits_of(recorders, range(len(ranks)), [lock], recording.totals.busy_s)
     return {"ranks": ranks} | waits
@@ -165,7 +165,7 @@ def waits_of(
     locks: Sequence[LockStep | None],
     busy_s: float,
 ) -> dict[str, Any]:
-    """Return what waiting for each other took ranks; nothing where they do not.
+    """Return the time that ranks waited for each other; nothing where they do not.
 
     Parameters
     ----------

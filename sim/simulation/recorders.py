@@ -75,7 +75,7 @@ def make_recorder(
 
 
 def _group_usage(capacity: CapacityEstimate, scheduler: Scheduler) -> GroupUsage | None:
-    """Return what takes what groups hold, where there are several kinds."""
+    """Return the recorder of groups' usage, where there are several kinds."""
     kinds = capacity.kv_cache_groups
     if len(kinds) < 2 or not getattr(scheduler, "groups", None):
         return None
@@ -83,7 +83,7 @@ def _group_usage(capacity: CapacityEstimate, scheduler: Scheduler) -> GroupUsage
 
 
 def _tree_usage(scheduler: Scheduler) -> PrefixTreeUsage | None:
-    """Return what takes what a tree of prefixes holds, where the scheduler has one."""
+    """Return the recorder of a prefix tree's usage, where the scheduler has one."""
     if not hasattr(scheduler, "note_tree"):
         return None
     usage = PrefixTreeUsage()

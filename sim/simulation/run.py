@@ -206,7 +206,7 @@ class Simulation:
         return engine
 
     def _beside(self) -> OffloadedSteps | None:
-        """Return what runs beside the steps of the engine: copies of a tier."""
+        """Return the copies of a tier that run beside the steps of the engine."""
         if not isinstance(self.recorder, OffloadRecorder):
             return None
         return offloaded_steps(

@@ -54,7 +54,7 @@ _LAUNCHED_AHEAD: Final = {
 
 
 def speculative_settings(engine: EngineConfig) -> SpeculativeConfig | None:
-    """Return what schedulers are told of drafts; None for none."""
+    """Return the settings of drafts for schedulers; None for none."""
     drafts = engine.speculative
     if drafts is None:
         return None
@@ -199,7 +199,7 @@ def make_sampler(
 def make_acceptance(
     config: RunConfig, specs: Sequence[RequestSpec]
 ) -> DrawnAcceptance | None:
-    """Return what says how many drafts are accepted; None without drafts.
+    """Return the law of how many drafts are accepted; None without drafts.
 
     Raises
     ------

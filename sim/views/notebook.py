@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def summary_html(summary: Mapping[str, Any]) -> str:
-    """Return what matters of a summary: the verdict, facts, latencies, warnings."""
+    """Return a summary in short: the verdict, facts, latencies, warnings."""
     parts = [
         f"<p><strong>{escape(str(summary['title']))}</strong></p>",
         *(f"<p>{escape(line)}</p>" for line in verdict_lines(summary)),
@@ -28,7 +28,7 @@ def summary_html(summary: Mapping[str, Any]) -> str:
 
 
 def verdict_html(verdict: Mapping[str, Any]) -> str:
-    """Return what a plan comes to for a model, as ``plan.json`` has it."""
+    """Return the verdict of a plan on a model, as ``plan.json`` has it."""
     said = [verdict["one_engine"], *verdict["margin"], verdict["binds"]]
     said += [*verdict["alternatives"], *verdict["routers"], *verdict["fleets"]]
     said += [*verdict["changes"], verdict["confidence"]]

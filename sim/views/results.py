@@ -55,7 +55,7 @@ class Results(run.Results):
 
     @classmethod
     def load(cls, directory: Path | str) -> Results:
-        """Read what ``kvsim run`` wrote; tables are read when they are asked for.
+        """Read the results of ``kvsim run``; tables are read when they are asked for.
 
         Parameters
         ----------

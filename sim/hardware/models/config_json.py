@@ -248,7 +248,7 @@ def _activation(text: Facts) -> str:
 
 
 def _doubts(text: Facts, kind: str) -> tuple[str, ...]:
-    """Return what is not known of a family, and the sizes of its file that are unread.
+    """Return the unknowns of a family, and the sizes of its file that are unread.
 
     A key is a size where its name or its value says so.
     """

@@ -71,7 +71,7 @@ class Drafter:
 def drafter_of(
     target: ModelArchitecture, method: str, model: str | None = None
 ) -> Drafter | None:
-    """Return what proposes drafts to a target; None for n-gram look-up.
+    """Return the drafter of a target; None for n-gram look-up.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class Mamba2Shape:
     def state_shapes(
         self, tensor_parallel_size: int = 1, num_draft_tokens: int = 0
     ) -> tuple[tuple[int, ...], ...]:
-        """Return what one rank remembers: the convolution's tail, and the matrices.
+        """Return the shapes of a rank's state: the convolution's tail, the matrices.
 
         Groups are copied until each rank has one.
         """
@@ -134,7 +134,7 @@ class GatedDeltaNetShape:
     def state_shapes(
         self, tensor_parallel_size: int = 1, num_draft_tokens: int = 0
     ) -> tuple[tuple[int, ...], ...]:
-        """Return what one rank remembers: the convolution's tail, and the matrices."""
+        """Return the shapes of a rank's state: the convolution's tail, the matrices."""
         tp = tensor_parallel_size
         return (
             (self.conv_kernel - 1 + num_draft_tokens, self.conv_channels // tp),

@@ -322,7 +322,7 @@ class _Study:
 
 
 def _verdict(mean: float, half: float) -> str:
-    """Return what a mean move of the margin is, which is known to `half`."""
+    """Return the verdict on a mean move of the margin, which is known to `half`."""
     if abs(mean) <= half:
         return "unclear" if exp(abs(mean) + half) - 1.0 > _WIDE else "no effect"
     if abs(exp(mean) - 1.0) < _HARDLY:

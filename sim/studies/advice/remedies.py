@@ -158,7 +158,7 @@ def _limits(facts: Mapping[str, float]) -> Iterator[Remedy]:
 def _fewer_at_once(
     engine: EngineConfig, facts: Mapping[str, float]
 ) -> Iterator[Remedy]:
-    """Yield what lets fewer requests in, so that those inside keep their blocks."""
+    """Yield remedies that let fewer requests in, so that those inside keep blocks."""
     value = int(0.8 * facts["num_running_mean"])
     if 0 < value < facts["max_num_seqs"]:
         name = f"at most {value:,} requests at a time"

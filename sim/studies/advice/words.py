@@ -15,7 +15,7 @@ _MOST_SAID = 10.0
 
 
 def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what helps most, the answer first; `advice` is that of ``advice.json``."""
+    """Yield the best remedies, the answer first; `advice` is of ``advice.json``."""
     name, number = advice["objective"], advice["num_seeds"]
     best = advice["best"]
     if best:
@@ -62,7 +62,7 @@ def _span(each: Mapping[str, Any]) -> str:
 
 
 def tried_lines(advice: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what else was tried, and what came of it."""
+    """Yield the other remedies that were tried, and their effects."""
     best = [each["name"] for each in advice["best"]]
     for each in advice["tried"]:
         if each["name"] in best:

@@ -201,7 +201,7 @@ def _fields(first: Line, second: Line) -> list[str]:
 
 
 def _notes(expected: Any, got: Any) -> list[str]:
-    """Say what the difference comes down to, where the values are long."""
+    """Tell the parts that differ, where the values are long."""
     if isinstance(expected, list) and isinstance(got, list):
         for index, (mine, other) in enumerate(zip(expected, got, strict=False)):
             if mine != other:

@@ -185,7 +185,7 @@ class SteppedEngine:
         return self._transfer_log.ends(report)
 
     def _delivered(self, step: int, delivery: Any) -> Line:
-        """Return what became of the tokens of a batch that was in flight."""
+        """Return the fate of the tokens of a batch that was in flight."""
         line: Line = {} if self._max_queued == 1 else {"upd": step}
         num_new_tokens = [1] * len(delivery.requests)
         if isinstance(self._sample, SpeculativeSampler):

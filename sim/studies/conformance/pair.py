@@ -43,7 +43,7 @@ def driver_of(
     check: bool = False,
     make: Callable[[DecisionWorkload], Any] = make_scheduler,
 ) -> DecisionDriver | PairDriver | SglangDriver:
-    """Return what steps through a workload.
+    """Return the driver that steps through a workload.
 
     Parameters
     ----------

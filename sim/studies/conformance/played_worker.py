@@ -27,7 +27,7 @@ class OffloadTier(Table):
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
 
     def settings(self) -> OffloadSettings:
-        """Return what schedulers take."""
+        """Return the settings that schedulers take."""
         values = self.model_dump()
         return OffloadSettings(num_chunks=values.pop("cpu_chunks"), **values)
 

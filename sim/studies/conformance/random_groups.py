@@ -92,7 +92,7 @@ class _Engine:
         return None if plan is None else plan.layout
 
     def num_needed_blocks(self, release: str) -> int:
-        """Return what the longest request takes, and the null block."""
+        """Return the blocks of the longest request, and the null block."""
         plan = self._plan(release)
         assert plan is not None
         return 1 + sum(plan.blocks_per_request)
@@ -199,7 +199,7 @@ def _state(draw: Random, first: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(draw: Random, layout: KVCacheLayout) -> dict[str, Any]:
-    """Return what stays cached of windows and states, and the unit of hits."""
+    """Return the retention of windows and states, and the unit of hits."""
     kept: dict[str, Any] = {}
     specs = [group.spec for group in layout.groups]
     if any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs):

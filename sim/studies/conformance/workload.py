@@ -180,7 +180,7 @@ class DecisionWorkload(Table):
         return self
 
     def _refuse_sizes(self) -> None:
-        """Refuse what `kv` says, too, and generations that plan no pool."""
+        """Refuse sizes that `kv` has, too, and generations that plan no pool."""
         if self.kv is None:
             return
         if self.generation != "v1":

@@ -162,7 +162,7 @@ def binding_of(
     preemptions_per_request: float,
     objective: str | None,
 ) -> Binding:
-    """Return what binds an engine at the highest rate that it holds.
+    """Return the resource that binds an engine at the highest rate that it holds.
 
     Room binds before time: requests that wait although the step has tokens to spare,
     or that are preempted, would be served if there were more of what they wait for.

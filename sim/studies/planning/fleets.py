@@ -189,7 +189,7 @@ def _finished(study: Study, count: _Count) -> CandidatePlan:
 
 
 def _fleet(study: Study, count: _Count, number: int) -> Fleet | None:
-    """Return what was seen of so many replicas, if that was looked at."""
+    """Return the fleet of so many replicas, if it was simulated."""
     points = [point for _, point in sorted(count.points.get(number, {}).items())]
     if not points:
         return None
@@ -204,7 +204,7 @@ def _fleet(study: Study, count: _Count, number: int) -> Fleet | None:
 
 
 def _shared_out(study: Study, count: _Count, number: int) -> dict[str, Any]:
-    """Return what shares the traffic out: a router, or a split in front of engines."""
+    """Return the keys that share traffic out: a router, or a split before engines."""
     if number == 1 or is_alone(count.each):
         return {"by": study.plan.replicas.by}
     return {"fleet": fleet_table(number, count.router)}

@@ -54,7 +54,7 @@ class Planner:
         self.given: list[GivenFleet] = []
 
     def run(self) -> None:
-        """Find what is to be said of each candidate, and of changes to the cheapest.
+        """Find the numbers of each candidate, and of changes to the cheapest.
 
         Raises ConfigError if no candidate meets the objectives even when idle, and
         StoppedError if the executor was stopped.
@@ -246,7 +246,7 @@ def _guess(study: Study, each: CandidatePlan) -> tuple[float, float]:
 
 
 def _cost_to_beat(study: Study, model: str, plans: Sequence[CandidatePlan]) -> float:
-    """Return what a candidate of a model must not cost more than to be searched."""
+    """Return the cost up to which a candidate of a model is searched."""
     own = (each for each in _live(plans) if each.candidate.model == model)
     costs = sorted(_guess(study, each)[0] for each in own)
     most = study.plan.search.shortlist

@@ -189,7 +189,7 @@ def guessed_rate(
     specs: Sequence[RequestSpec],
     objectives: Sequence[Objective],
 ) -> float:
-    """Return what a steady stream of mean requests would saturate, less 30 %.
+    """Return the rate at which mean requests would saturate an engine, less 30 %.
 
     Data-parallel ranks share it evenly.
 

@@ -168,7 +168,7 @@ def _fleet(study: Study, each: CandidatePlan, fleet: Fleet) -> dict[str, Any]:
 
 
 def _routed(study: Study, each: CandidatePlan) -> list[dict[str, Any]]:
-    """Return what each router of the plan does for a candidate."""
+    """Return the fleets of a candidate behind each router of the plan."""
     found = []
     for routed in each.routed:
         fewest, alike = routed.fewest, routed.alike
@@ -322,7 +322,7 @@ def extrapolations(each: CandidatePlan) -> list[str]:
 
 
 def notes(study: Study, plans: Sequence[CandidatePlan]) -> list[str]:
-    """Return what the reader of all rows should know."""
+    """Return notes to the reader of all rows."""
     told = []
     band = study.plan.cost_band
     if band and any(p.found is not None and not p.has_bounds for p in plans):

@@ -211,7 +211,7 @@ def _trace(question: SizeQuestion, path: str) -> dict[str, Any]:
 
 
 def _prices(gpus: Sequence[str], given: Mapping[str, float]) -> dict[str, Any]:
-    """Return what GPUs cost: as given, or round figures, or a GPU-hour each."""
+    """Return the prices of GPUs: as given, or round figures, or a GPU-hour each."""
     asked = {load_gpu(gpu).name: price for gpu, price in given.items()}
     for gpu in asked:
         if gpu not in gpus:

@@ -330,7 +330,7 @@ def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _given_fleets(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Say what fleets that the plan names cost, and whether they serve the traffic."""
+    """Tell the cost of fleets that the plan names, and whether they serve it."""
     fleets = plan.get("fleets") or []
     if not fleets:
         return

@@ -32,7 +32,7 @@ SWEEP_FILES = ResultFiles(
 
 
 def identity(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Return what must stay the same for a sweep to go on: runs, files, packages."""
+    """Return the facts that must be equal to go on: runs, files, packages."""
     digest = sha256()
     paths: set[str] = set()
     for job in jobs:
@@ -80,7 +80,7 @@ def check_same(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
-    """Return what has changed and how to mend it, or None."""
+    """Return the fact that has changed and how to mend it, or None."""
     for name, package in facts["versions"].items():
         before = found.get("versions", {}).get(name)
         if before != package:

@@ -172,7 +172,7 @@ def _latin_hypercube(block: DrawnBlock, rng: np.random.Generator) -> list[Overri
 
 
 def value_at(data: Mapping[str, Any], key: str) -> Any:
-    """Return what stands at a key with dots; None where nothing does."""
+    """Return the value at a key with dots; None where there is none."""
     value: Any = data
     for name in key.split("."):
         if not isinstance(value, dict):
@@ -245,7 +245,7 @@ def _without_numbers(value: Any) -> Any:
 
 
 def _check_parts(job: Job) -> None:
-    """Make what a run is made of, without reading a trace or counting blocks.
+    """Make the parts of a run, without reading a trace or counting blocks.
 
     Users' own classes are left to the workers, which may die of them.
     """

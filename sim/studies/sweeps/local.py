@@ -146,7 +146,7 @@ class LocalExecutor:
         return min(_MOST_TOGETHER, int(_TOGETHER_S / max(self._latest_s, 1e-6)))
 
     def _last(self, attempts: Attempts) -> Iterator[Outcome]:
-        """Yield what has ended, also where a worker has not handed it over yet."""
+        """Yield outcomes of ended runs, those included that a worker still has."""
         until_s = perf_counter() + _LAST_S
         while True:
             yield from self._collected(attempts, wait_s=0.0)
@@ -156,7 +156,7 @@ class LocalExecutor:
             yield from self._collected(attempts, wait_s=left_s)
 
     def _collected(self, attempts: Attempts, wait_s: float) -> Iterator[Outcome]:
-        """Yield what has ended; wait for the first of it."""
+        """Yield outcomes of ended runs; wait for the first."""
         for future in _arrived(self._ended, wait_s):
             slot = next((slot for slot in self._slots if future in slot.going), None)
             if slot is None:
@@ -179,7 +179,7 @@ class LocalExecutor:
 def _arrived(
     ended: SimpleQueue[Future[list[Outcome]]], wait_s: float
 ) -> Iterator[Future[list[Outcome]]]:
-    """Yield what is in a queue by the time that there is something."""
+    """Yield the futures that are in a queue once there is one."""
     try:
         yield ended.get(timeout=wait_s)
     except Empty:

@@ -163,7 +163,7 @@ class RayExecutor:
                 yield outcome
 
     def _outcome(self, ref: Any) -> Outcome | None:
-        """Return what became of a run, or None if its worker or node is gone."""
+        """Return the outcome of a run, or None if its worker or node is gone."""
         try:
             outcome: Outcome = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
@@ -199,7 +199,7 @@ def run_on_node(
 
 @lru_cache(maxsize=1)
 def _runner(ref: Any) -> Callable[[Job, Task], Outcome]:
-    """Return what carries out jobs with these supplies in this process."""
+    """Return the function that carries out jobs with these supplies."""
     import ray  # noqa: PLC0415  (an extra)
 
     supplies: Supplies = ray.get(ref)

@@ -150,7 +150,7 @@ def statistics(name: str, values_s: Floats) -> dict[str, float]:
 
 
 def _totals(requests: ObservedRequests) -> dict[str, float]:
-    """Return what follows from per-request times of a whole run."""
+    """Return the totals of per-request times of a whole run."""
     assert requests.arrival_s is not None
     served = ~np.isnan(requests.e2el_s)
     if not served.any():

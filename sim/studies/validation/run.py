@@ -322,7 +322,7 @@ def _set(data: dict[str, Any], path: Sequence[str], value: float) -> None:
 
 
 def _blocks(results: Results, num_gpu_blocks: int) -> dict[str, int]:
-    """Return what gives the engine so many blocks, and those of a fleet in proportion.
+    """Return keys that give an engine so many blocks, those of a fleet in proportion.
 
     The number is that of the first pool.
     """

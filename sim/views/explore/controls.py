@@ -386,7 +386,7 @@ def _names_of(key: str, types: Collection[Any]) -> list[Choice]:
 
 @cache
 def _bundled_names(key: str) -> tuple[Choice, ...]:
-    """Return what is bundled for a key, with its facts."""
+    """Return the bundled names for a key, with their facts."""
     for kind in BUNDLED_KINDS.values():
         if kind.key == key:
             _, *others = kind.columns.items()

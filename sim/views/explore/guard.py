@@ -146,7 +146,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """Return what gives the body once, and then what the connection says."""
+    """Return a receiver that gives the body once, then the connection's messages."""
     is_given = False
 
     async def given() -> Message:

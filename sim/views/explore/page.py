@@ -109,7 +109,7 @@ def _section(key: str, title: str) -> Markup:
 
 
 def _take() -> Markup:
-    """Return what leaves the page: a file, and two commands."""
+    """Return the part with a file and two commands to take along."""
     return element(
         "div",
         element("h3", "The same run in a terminal"),

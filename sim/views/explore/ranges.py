@@ -75,7 +75,7 @@ def _spaced(slider: Slider, *, is_whole: bool) -> list[Any]:
 
 
 def point(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a curve shows of a run: some numbers, and the objectives."""
+    """Return the point of a run on a curve: some numbers, and the objectives."""
     verdict = summary.get("verdict")
     numbers = {key: summary.get(key) for key in _NUMBERS}
     if verdict is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
-    """Return what draws the figures of a run, and what it draws: a curve a rank.
+    """Return the figures of a run, and the runs that they draw: a curve a rank.
 
     A fleet has one more, of all its engines, one of pools that prefill and decode, and
     one of replicas that come and go.

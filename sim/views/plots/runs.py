@@ -52,7 +52,7 @@ def labels_of(
     configs: Sequence[Mapping[str, Any]],
     summaries: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Return what a legend calls each run: the keys in which they differ, if few.
+    """Return the label of each run: the keys in which they differ, if few.
 
     Values of keys that were left to their defaults stand in the summaries.
     """

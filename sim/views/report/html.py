@@ -112,7 +112,7 @@ def _row(cells: Sequence[object], looks: Sequence[str | None]) -> Markup:
 
 
 def details(summary: object, *children: object, is_open: bool = False) -> Markup:
-    """Return what is shown on request; print shows it always."""
+    """Return a part that is shown on request; print shows it always."""
     return element(
         "details", element("summary", summary), *children, open=is_open or None
     )

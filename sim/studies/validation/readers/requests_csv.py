@@ -63,7 +63,7 @@ def read_requests_csv(text: str, path: Path) -> Observed:
 def _check_times(
     arrival_s: Floats, first_s: Floats, last_s: Floats, path: Path
 ) -> None:
-    """Refuse what ends before it begins, and a run in which nothing ended."""
+    """Refuse requests that end before they begin, and a run in which none ended."""
     unknown = np.flatnonzero(np.isnan(arrival_s))
     if len(unknown):
         raise MeasuredError(f"{path}: row {unknown[0] + 1} has no arrival; remove it")

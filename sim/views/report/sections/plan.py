@@ -104,7 +104,7 @@ def _off(rate: Mapping[str, Any]) -> str:
 
 
 def _curves(plan: Plan) -> Iterator[charts.Chart]:
-    """Yield what each objective comes to at growing rates."""
+    """Yield a chart of each objective at growing rates."""
     panels = []
     for objective in plan["objectives"]:
         series: list[charts.Series] = []
