@@ -10,6 +10,7 @@ from cache.v1.groups.decodes import BlockDecodes, Decodes, looks_of
 from cache.v1.groups.kinds import check_drafts, check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
 from cache.v1.groups.mamba import ChunkEnds, OneStateManager
+from cache.v1.groups.needs import Needs
 from cache.v1.policy_pool import PolicyBlockPool
 from cache.v1.pools import make_pool
 from cache.v1.refusals import Refusals
@@ -145,6 +146,8 @@ class BlockTables:
             self._known,
         )
         self.refused, self.lacks = refusals.refused, refusals.lacks
+        needs = Needs(self.managers, self.hit_alignment, self._num_slots)
+        self.num_needed_blocks, self.num_missing_blocks = needs.of_head, needs.of_rest
         self.period, self.phases, ends = looks_of(
             self.managers, self._registers_every, enable_caching=enable_caching
         )
@@ -206,36 +209,9 @@ class BlockTables:
 
     def _num_slots(self, num_tokens: int) -> int:
         """Return the slots for so many tokens, and for those that a drafter writes."""
+        if not self._num_lookahead_tokens:
+            return num_tokens
         return min(num_tokens + self._num_lookahead_tokens, self._most_tokens)
-
-    def num_needed_blocks(
-        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
-    ) -> int:
-        """Return how many free blocks `begin` would use up.
-
-        Parameters
-        ----------
-        request, num_tokens, found
-            See `begin`.
-        is_whole
-            Whether `num_tokens` are all of the request's: then blocks that it will
-            have given up by then do not count.
-        """
-        hits = found.parts or self._no_hits
-        num_hit_tokens = found.num_blocks * self.hit_alignment
-        num_blocks, num_slots = found.num_revived, num_tokens
-        if self._num_lookahead_tokens and not is_whole:
-            num_slots = self._num_slots(num_tokens)
-        for manager, blocks in zip(self.managers, hits, strict=True):
-            num_blocks += manager.num_new_blocks_of_head(
-                request,
-                blocks,
-                num_hit_tokens,
-                num_tokens,
-                num_slots,
-                is_whole=is_whole,
-            )
-        return num_blocks
 
     def begin(
         self,
@@ -252,26 +228,30 @@ class BlockTables:
         request, num_tokens, found
             As there.
         num_tokens_to_cache
-            Leading tokens whose full blocks become findable; None for all.
+            Leading tokens whose full blocks become findable, where the others are to
+            be loaded, and count as computed; None for all.
         """
         known = self._known.pop(request.request_id, None) or Known()
         table = request.table = BlockTable(len(self.managers), known)
         if self._policy_pool is not None:
             self._policy_pool.begins(request.parent_id)
             self._expect(request, self._policy_pool, found.num_blocks, num_tokens)
-        num_hit_tokens = found.num_blocks * self.hit_alignment
-        if found.parts:
+        num_hit_tokens = num_computed = found.num_blocks * self.hit_alignment
+        if num_tokens_to_cache is not None:
+            num_computed = num_tokens
+        if found.parts or num_computed:
             for manager, own, hits in zip(
-                self.managers, table.groups, found.parts, strict=True
+                self.managers, table.groups, found.parts or self._no_hits, strict=True
             ):
-                manager.adopt(own, hits, num_hit_tokens)
-        num_slots, num_known = num_tokens, None
-        if self._num_lookahead_tokens:
-            num_slots = self._num_slots(num_tokens)
+                manager.adopt(own, hits, num_hit_tokens, num_computed)
+        num_slots, num_known = self._num_slots(num_tokens), None
         if self._has_drafts:
             num_known = min(num_tokens, request.num_tokens)
         if num_tokens_to_cache is not None:
             num_known = num_tokens_to_cache
+            for manager, own in zip(self.managers, table.groups, strict=True):
+                if manager.num_passed_tokens(num_tokens) < num_tokens:  # others follow
+                    manager.lengthen(own, request, num_tokens, num_tokens, num_tokens)
         self._lengthen(request, num_hit_tokens, num_tokens, num_slots, num_known)
 
     # -- growth ---------------------------------------------------------------
@@ -306,9 +286,7 @@ class BlockTables:
         )
         for number, manager in self._givers:
             manager.give_up(groups[number], num_given_up)
-        num_new_blocks, num_slots = 0, num_tokens
-        if self._num_lookahead_tokens:
-            num_slots = self._num_slots(num_tokens)
+        num_new_blocks, num_slots = 0, self._num_slots(num_tokens)
         for manager, own in zip(self.managers, groups, strict=True):
             num_new_blocks += manager.num_new_blocks(
                 own, request, num_computed_tokens, num_tokens, num_slots
@@ -411,6 +389,11 @@ class BlockTables:
 
     # -- release --------------------------------------------------------------
 
+    def leave_behind(self, request: TableRequest, num_computed_tokens: int) -> None:
+        """Give up what nothing reads any more once so many tokens are computed."""
+        for number, manager in self._givers if request.table is not None else ():
+            manager.give_up(request.table.groups[number], num_computed_tokens)
+
     def free(self, request: TableRequest) -> int:
         table: BlockTable | None = request.table
         if table is None:
@@ -421,6 +404,17 @@ class BlockTables:
         for manager, own in zip(self.managers, table.groups, strict=True):
             manager.free(own)
         return self.pool.num_free_blocks - num_free
+
+    def free_as_one(self, request: TableRequest) -> None:
+        """Do as `free`, all groups in one: cached blocks of the last one go first."""
+        table: BlockTable | None = request.table
+        request.table = None
+        held: list[KVCacheBlock] = []
+        if table is None:
+            return
+        for manager, own in zip(self.managers, table.groups, strict=True):
+            held += manager.give_back(own)
+        self.pool.free_blocks(held[::-1])
 
     def watch(
         self, request: TableRequest | None, num_tokens: int, found: Found

@@ -159,10 +159,16 @@ class IdTables:
         return NOTHING_FOUND
 
     def num_needed_blocks(
-        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
-        """See `BlockTables.num_needed_blocks`."""
-        del request, found, is_whole
+        """See `cache.v1.groups.needs.Needs.of_head`."""
+        del request, found, is_whole, num_external_tokens
         return -(-num_tokens // self.block_size)
 
     def begin(
@@ -245,6 +251,13 @@ class IdTables:
 
     def register_blocks(self, tables: Iterable[list[int]]) -> None:
         pass  # without prefix caching there is nothing to register
+
+    def leave_behind(self, request: TableRequest, num_computed_tokens: int) -> None:
+        """Do nothing: attention reads all blocks of a request."""
+
+    def free_as_one(self, request: TableRequest) -> None:
+        """See `BlockTables.free_as_one`; there is one group."""
+        self.free(request)
 
     def free(self, request: TableRequest) -> int:
         table = request.table

@@ -63,7 +63,7 @@ def conform(
         connector (vLLM 0.33).
     pairs
         Draw two engines with the NIXL connector, of which one prefills and the other
-        one decodes (vLLM 0.33).
+        one decodes (vLLM 0.33); with --groups all layers are attention.
     prefillers, decoders
         With --pairs, so many of each behind a proxy with routers; 0 draws one to four
         for each workload. Default: a pair.
@@ -87,12 +87,15 @@ def conform(
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
     for name, has_connector in (("--offload", offload), ("--pairs", pairs)):
-        if has_connector and (groups or speculative or (offload and pairs)):
+        if has_connector and (speculative or (offload and pairs)):
             raise ConfigError(
-                f"{name} draws engines with one group of layers, no drafts and one "
-                f"connector; give it without --groups, --speculative and the other one "
-                f"of --offload and --pairs"
+                f"{name} draws engines without drafts and with one connector; give it "
+                f"without --speculative and the other one of --offload and --pairs"
             )
+    if offload and groups:
+        raise ConfigError(
+            "--offload draws engines with one group of layers; give it without --groups"
+        )
     drawn = (groups, async_scheduling, speculative, offload, pairs)
     if engine == "sglang" and any(drawn):
         raise ConfigError(
@@ -315,6 +318,9 @@ def _drawn(
     from sim.studies.conformance.random_v1 import random_workload
 
     if offload or pairs:
+        from sim.studies.conformance.random_group_pairs import (
+            random_group_pools_workload,
+        )
         from sim.studies.conformance.random_offload import random_offload_workload
         from sim.studies.conformance.random_pairs import (
             random_pair_workload,
@@ -322,7 +328,9 @@ def _drawn(
         )
 
         connected: Any = random_offload_workload if offload else random_pair_workload
-        if pools:
+        if groups:
+            connected = random_group_pools_workload
+        elif pools:
             connected = random_pools_workload
         asynchronous = core["async_scheduling"]
         for seed in seeds:

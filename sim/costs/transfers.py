@@ -28,6 +28,7 @@ from sim.costs.widths import ESTIMATE, Width, wider
 from sim.scheduler.generation import KvLayout, SwapVariant
 
 if TYPE_CHECKING:
+    from cache.v1.specs import KVCacheLayout
     from sim.hardware.models.architecture import ModelArchitecture
 
 VARIANTS: Final[tuple[SwapVariant, ...]] = get_args(SwapVariant)
@@ -102,6 +103,23 @@ def pages_of(model: ModelArchitecture, layout: KvLayout, block_bytes: float) -> 
     layers = model.num_hidden_layers
     counts = {"separate": halves * layers, "joined": layers, "cross_layer": 1}
     return Pages(counts[layout], block_bytes / counts[layout])
+
+
+def pages_by_group(layout: KVCacheLayout) -> tuple[Pages, ...]:
+    """Return how a block of each KV cache group is read by another engine.
+
+    The first layers of all groups share a tensor, and so on: a block is read from all
+    tensors that layers of two groups lie in, and from the others of its own group.
+
+    Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
+    ``base_worker.py`` (`_compute_desc_ids`).
+    """
+    lengths = [len(group.layer_names) for group in layout.groups]
+    shared = sorted([0, *lengths])[-2]
+    return tuple(
+        Pages(max(length, shared), group.bytes_per_block / length)
+        for group, length in zip(layout.groups, lengths, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sim.fleet.roster import Toll
     from sim.fleet.scrapes import Scrapes
     from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.exchange import GroupBlockIds
 
 _SERVED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 
@@ -325,9 +326,9 @@ class Pairs(TwoPools):
         if self.roster.states[place] is ReplicaState.DRAINING:
             self._end_drained(place)
 
-    def _blocks_of(self, place: int, prompt: Request) -> list[int]:
+    def _blocks_of(self, place: int, prompt: Request) -> GroupBlockIds:
         scheduler: Any = self.engines[place].scheduler
-        found: list[int] = scheduler.block_ids(prompt)
+        found: GroupBlockIds = scheduler.offered(prompt)
         return found
 
     def _outlive(self, request: Request, place: int, prompt: Request) -> None:

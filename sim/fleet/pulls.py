@@ -6,14 +6,14 @@ from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from sim.costs.pricing import batch_total_of
 from sim.engine.beside import Beside, nothing
 from sim.scheduler.v1.connectors.base import StepPulls, TransferReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sim.costs.base import CostModel, StepCost
     from sim.fleet.network import Flow, Network
@@ -24,31 +24,78 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 
 
+class BlockSizes(NamedTuple):
+    """A block of one KV cache group, as a transfer moves it.
+
+    Attributes
+    ----------
+    num_tokens
+        That it holds.
+    num_bytes
+        Over all GPUs of an engine.
+    num_descriptors
+        Pieces on each GPU, which are asked for one by one.
+    """
+
+    num_tokens: int
+    num_bytes: float
+    num_descriptors: int
+
+
+class Lot(NamedTuple):
+    """Blocks that a transfer moves, of all groups.
+
+    Attributes
+    ----------
+    num_blocks, num_tokens
+        Blocks, and tokens of the group that has the most.
+    num_bytes
+        Over all GPUs of an engine.
+    num_descriptors
+        On each GPU.
+    """
+
+    num_blocks: int
+    num_tokens: int
+    num_bytes: float
+    num_descriptors: int
+
+
+NOTHING_MOVED: Final = Lot(0, 0, 0.0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class PullRules:
     """Sizes and fixed times of a pull, beside its share of the links.
 
     Parameters
     ----------
-    block_bytes
-        Of a block, over all GPUs of an engine.
-    num_descriptors
-        Pieces of a block on each GPU, which are asked for one by one.
+    sizes
+        Of a block, by group.
     latency_s, descriptor_s
         Before the first byte: of a pull, and of each of its descriptors.
     handshake_s
         Of the first pull between two engines.
     """
 
-    block_bytes: float
-    num_descriptors: int
+    sizes: tuple[BlockSizes, ...]
     latency_s: float = 0.0
     descriptor_s: float = 0.0
     handshake_s: float = 0.0
 
-    def fixed_s(self, num_blocks: int, *, is_first: bool) -> float:
+    def lot(self, num_blocks: Sequence[int]) -> Lot:
+        """Return so many blocks of each group; nothing at all is none of any."""
+        moved = list(zip(num_blocks, self.sizes, strict=bool(num_blocks)))
+        return Lot(
+            sum(number for number, _ in moved),
+            max((number * size.num_tokens for number, size in moved), default=0),
+            sum(number * size.num_bytes for number, size in moved),
+            sum(number * size.num_descriptors for number, size in moved),
+        )
+
+    def fixed_s(self, lot: Lot, *, is_first: bool) -> float:
         """Return the seconds before the first byte."""
-        descriptors_s = self.descriptor_s * self.num_descriptors * num_blocks
+        descriptors_s = self.descriptor_s * lot.num_descriptors
         return self.latency_s + descriptors_s + self.handshake_s * is_first
 
 
@@ -253,7 +300,7 @@ class _Read:
     request: Request
     source: ProducerSteps
     prompt: Request
-    num_blocks: int
+    lot: Lot
     begin_s: float
     end_s: float = float("nan")
     has_failed: bool = False
@@ -329,18 +376,18 @@ class ConsumerSteps(PairSteps):
 
     def _pull(self, pull: Pull, now_s: float) -> None:
         source: ProducerSteps = pull.remote_engine
-        prompt, num_blocks = _prompt_of(pull.request), len(pull.block_ids)
-        read = _Read(pull.request, source, prompt, num_blocks, now_s)
+        prompt, lot = _prompt_of(pull.request), self._rules.lot(pull.num_by_group)
+        read = _Read(pull.request, source, prompt, lot, now_s)
         self.reads[read] = None
         if source.is_dead:
             self._end(read, has_failed=True)
             return
-        fixed_s = self._rules.fixed_s(num_blocks, is_first=source not in self._known)
+        fixed_s = self._rules.fixed_s(lot, is_first=source not in self._known)
         self._known.add(source)
         read.flow = self._network.begin(
             source.place,
             self.place,
-            self._rules.block_bytes * num_blocks,
+            lot.num_bytes,
             fixed_s,
             lambda: self._end(read),
         )

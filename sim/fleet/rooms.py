@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from sim.engine.beside import Beside, nothing
+from sim.fleet.pulls import NOTHING_MOVED, Lot
 from sim.scheduler.sglang.rooms import Room, Send, room_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Meeting(Room):
     source: SenderSteps = field(kw_only=True)
     target: ReceiverSteps = field(kw_only=True)
     num_blocks: int = 0
+    lot: Lot = NOTHING_MOVED
     begin_s: float = float("nan")
     end_s: float = float("nan")
     has_failed: bool = False
@@ -228,12 +230,12 @@ class SenderSteps(RoomSteps):
                 self._send_next(room.target)
 
     def _send_next(self, target: ReceiverSteps) -> None:
-        send = self._lots[target][0]
+        lot = self._rules.lot((self._lots[target][0].num_pages,))
         self._flows[target] = self._network.begin(
             self.place,
             target.place,
-            self._rules.block_bytes * send.num_pages,
-            self._rules.fixed_s(send.num_pages, is_first=False),
+            lot.num_bytes,
+            self._rules.fixed_s(lot, is_first=False),
             lambda: self._sent(target),
         )
 
@@ -284,8 +286,9 @@ class ReceiverSteps(RoomSteps):
     ----------
     scheduler, cost_model, place
         See `RoomSteps`.
-    handshake_s
-        Of the first request that a prefiller and this engine have together.
+    rules
+        How long the first request takes that a prefiller and this engine have together,
+        and what all move.
     log
         Told of what has arrived.
     """
@@ -297,17 +300,17 @@ class ReceiverSteps(RoomSteps):
         scheduler: DecodeScheduler,
         cost_model: CostModel,
         place: int,
-        handshake_s: float,
+        rules: PullRules,
         log: PullLog,
     ) -> None:
         super().__init__(scheduler, cost_model, place)
-        self._handshake_s = handshake_s
+        self._rules = rules
         self._log = log
         self._met_s: dict[SenderSteps, float] = {}
 
     def meet(self, source: SenderSteps, now_s: float) -> float:
         """Return when it has reached a prefiller, in seconds."""
-        met_s = self._met_s.setdefault(source, now_s + self._handshake_s)
+        met_s = self._met_s.setdefault(source, now_s + self._rules.handshake_s)
         return max(met_s, now_s)
 
     def _look(self, now_s: float) -> bool:
@@ -329,14 +332,18 @@ class ReceiverSteps(RoomSteps):
         for request in scheduler.allocated:
             meeting_of(request).source.wake()
         for request in scheduler.joined:
-            self._log.note(meeting_of(request), self.place, now_s)
+            self._note(meeting_of(request), now_s)
         scheduler.allocated, scheduler.joined = [], []
 
     def note_lost(self, room: Meeting, now_s: float) -> None:
         """Take note of a prompt that was being sent by an engine that died."""
         if room.num_blocks:
             room.end_s, room.has_failed = now_s, True
-            self._log.note(room, self.place, now_s)
+            self._note(room, now_s)
+
+    def _note(self, room: Meeting, now_s: float) -> None:
+        room.lot = self._rules.lot((room.num_blocks,))
+        self._log.note(room, self.place, now_s)
 
     def wake_s(self, now_s: float) -> float:
         rooms = [room_of(each.request) for each in self.scheduler.preallocating]

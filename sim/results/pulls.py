@@ -15,7 +15,7 @@ from sim.results.table import ResultTable
 from sim.results.transfers import busy_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PARTS: Final = ("queue", "prefill", "transfer", "decode")
 """Of a TTFT, in the order in which a request goes through them."""
 
+_NUM_FACTS: Final = 7
+
 
 class Prompt(Protocol):
     """A prompt at a producer."""
@@ -33,14 +35,31 @@ class Prompt(Protocol):
     finish_s: float
 
 
+class Moved(Protocol):
+    """Blocks that were moved, and the tokens and bytes that they stand for."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> float: ...
+
+
 class Read(Protocol):
     """A pull, or a prompt sent, that has ended."""
 
     request: Request
-    num_blocks: int
     begin_s: float
     end_s: float
     has_failed: bool
+
+    @property
+    def lot(self) -> Moved:
+        """Blocks of the prompt that it moved."""
+        ...
 
     @property
     def source(self) -> Any:
@@ -56,37 +75,30 @@ class Read(Protocol):
 class PullLog:
     """Pulls as decoders report them.
 
-    Parameters
-    ----------
-    block_size
-        Tokens of a block.
-    block_bytes
-        By place of the decoder, bytes that a block moves, all GPUs together.
-
     Attributes
     ----------
     num_expired
         Leases that ended before the blocks were read.
     """
 
-    def __init__(self, block_size: int, block_bytes: Sequence[float]) -> None:
+    def __init__(self) -> None:
         self.num_expired = 0
-        self._block_size = block_size
-        self._block_bytes = block_bytes
-        self._facts = array("q")  # request, source, target, blocks, failed, bytes
+        # request, source, target, blocks, failed, bytes, tokens
+        self._facts = array("q")
         self._times_s = array("d")  # prompt began and ended; pull began, ended, told
 
     def note(self, read: Read, place: int, reported_s: float) -> None:
         """Take note of a pull that has ended and is reported now."""
-        prompt = read.prompt
+        prompt, lot = read.prompt, read.lot
         self._facts.extend(
             (
                 read.request.request_id,
                 read.source.place,
                 place,
-                read.num_blocks,
+                lot.num_blocks,
                 read.has_failed,
-                round(read.num_blocks * self._block_bytes[place]),
+                round(lot.num_bytes),
+                lot.num_tokens,
             )
         )
         self._times_s.extend(
@@ -101,11 +113,10 @@ class PullLog:
 
     def joined(self, recording: Recording) -> Recording:
         """Return a recording whose requests have the columns of `schema.PAIRS`."""
-        facts = np.frombuffer(self._facts, np.int64).reshape(-1, 6)
+        facts = np.frombuffer(self._facts, np.int64).reshape(-1, _NUM_FACTS)
         times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 5)
         table = recording.request_table
         columns = _split(table, facts, times_s)
-        columns["num_transferred_tokens"] *= self._block_size
         return replace(
             recording,
             request_table=table.with_columns(columns, schema.PAIRS),
@@ -124,7 +135,7 @@ class PullLog:
             "kind": kinds.column(kinds.encode(names)),
             "request_id": facts[:, 0],
             "num_blocks": facts[:, 3],
-            "num_tokens": facts[:, 3] * self._block_size,
+            "num_tokens": facts[:, 6],
             "num_bytes": facts[:, 5],
             "begin_s": times_s[:, 2],
             "end_s": times_s[:, 3],
@@ -163,7 +174,7 @@ def _split(
         "num_transferred_tokens": np.zeros(len(ids), np.int64),
     }
     columns["prefill_engine"][is_read] = facts[row[is_read], 1]
-    columns["num_transferred_tokens"][is_read] = facts[row[is_read], 3]
+    columns["num_transferred_tokens"][is_read] = facts[row[is_read], 6]
     for name, values in zip(
         PARTS, (queue_s, prefill_s, transfer_s, decode_s), strict=True
     ):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from cache.v1.specs import kind_in_words
 from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import build
-from sim.costs.transfers import pages_of
+from sim.costs.transfers import pages_by_group, pages_of
 from sim.errors import ConfigError
 from sim.fleet.deciders import DECIDERS, Decider
 from sim.fleet.network import Network
 from sim.fleet.pairs import PairRouter, Pairs, TwoPools
-from sim.fleet.pulls import ConsumerSteps, ProducerSteps, PullRules
+from sim.fleet.pulls import BlockSizes, ConsumerSteps, ProducerSteps, PullRules
 from sim.fleet.room_pairs import RoomPairs
 from sim.fleet.rooms import ReceiverSteps, SenderSteps
 from sim.fleet.scrapes import Scrapes
@@ -74,8 +75,7 @@ class PairFleet(Fleet):
         self._network = Network(
             env, [rate * pool.engine.tensor_parallel_size for pool in self._owners]
         )
-        self._block_bytes = [_block_bytes(pool) for pool in self._owners]
-        self._log = PullLog(pools[0].capacity.block_size, self._block_bytes)
+        self._log = PullLog()
         self._pairs: TwoPools | None = None
 
     def _make_router(self, table: FleetTable, seed: int) -> PairRouter:
@@ -208,8 +208,8 @@ class RoomFleet(PairFleet):
         if pool.role == "prefill":
             rules = _rules(pool, links)
             return SenderSteps(scheduler, cost_model, place, self._network, rules)
-        handshake_s = links.handshake_s
-        return ReceiverSteps(scheduler, cost_model, place, handshake_s, self._log)
+        rules = _rules(pool, links)
+        return ReceiverSteps(scheduler, cost_model, place, rules, self._log)
 
     def numbers(
         self, recording: Recording, engines: Engines, duration_s: float
@@ -232,30 +232,50 @@ def _bytes_per_s(links: LinksTable) -> float:
     return load_interconnect(links.interconnect).bytes_per_s
 
 
-def _block_bytes(pool: Pool) -> float:
-    """Return the bytes of a block over all GPUs of an engine."""
-    return float(pool.capacity.block_bytes * pool.engine.tensor_parallel_size)
-
-
 def _rules(pool: Pool, links: LinksTable) -> PullRules:
     """Return what a pull of a decoder takes besides its share of the links."""
-    block_bytes = pool.capacity.block_bytes
     return PullRules(
-        block_bytes=_block_bytes(pool),
-        num_descriptors=pages_of(pool.model, "joined", block_bytes).per_block,
+        sizes=_block_sizes(pool),
         latency_s=links.latency_s,
         descriptor_s=links.descriptor_s,
         handshake_s=links.handshake_s,
     )
 
 
+def _block_sizes(pool: Pool) -> tuple[BlockSizes, ...]:
+    """Return what a block of each group holds, over all GPUs of an engine."""
+    capacity, num_gpus = pool.capacity, pool.engine.tensor_parallel_size
+    layout = None if capacity.plan is None else capacity.plan.layout
+    if layout is None or len(layout.groups) == 1:
+        pages = pages_of(pool.model, "joined", capacity.block_bytes)
+        num_bytes = float(capacity.block_bytes * num_gpus)
+        return (BlockSizes(capacity.block_size, num_bytes, pages.per_block),)
+    return tuple(
+        BlockSizes(group.spec.block_size, pages.block_bytes * num_gpus, pages.per_block)
+        for group, pages in zip(layout.groups, pages_by_group(layout), strict=True)
+    )
+
+
 def _check_blocks(pools: Sequence[Pool]) -> None:
     """Refuse pools whose blocks are not alike."""
     for key in ("block_size", "kv_cache_dtype"):
-        found = {getattr(pool.engine, key): pool.name for pool in pools}
-        if len(found) > 1:
-            told = ", ".join(f"{value} in {name}" for value, name in found.items())
-            raise ConfigError(
-                f"fleet.pools: prefillers and decoders need blocks that are alike, got "
-                f"{key} {told}; give all the same"
-            )
+        _check_alike(key, {getattr(pool.engine, key): pool.name for pool in pools})
+    _check_alike(
+        "KV cache groups of", {_groups_in_words(pool): pool.name for pool in pools}
+    )
+
+
+def _check_alike(key: str, found: dict[Any, str]) -> None:
+    if len(found) > 1:
+        told = ", ".join(f"{value} in {name}" for value, name in found.items())
+        raise ConfigError(
+            f"fleet.pools: prefillers and decoders need blocks that are alike, got "
+            f"{key} {told}; give all the same"
+        )
+
+
+def _groups_in_words(pool: Pool) -> str:
+    """Return the kinds of layers whose blocks an engine holds, by group."""
+    plan = pool.capacity.plan
+    groups = () if plan is None else plan.layout.groups
+    return " and ".join(kind_in_words(group.spec) for group in groups)

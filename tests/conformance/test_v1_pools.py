@@ -40,6 +40,7 @@ def test_the_logs_meet_the_rules_of_pools() -> None:
         *("several prefillers", "several decoders", "heartbeats to several"),
         *("leases that end while another decoder pulls", "prompts of decoders"),
         *("preemptions beside pulls", "aborts beside pulls", "failed pulls"),
-        *("prefix hits", "wasted tokens"),
+        *("prefix hits", "wasted tokens", "groups of windows", "junctions"),
+        *("groups of chunked attention", "blocks of several sizes"),
     } - (+met).keys()
     assert not missing

@@ -6,6 +6,7 @@ import pytest
 
 from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.studies.conformance.conform import Coverage, compare
+from sim.studies.conformance.random_group_pairs import random_group_pools_workload
 from sim.studies.conformance.random_pairs import (
     random_pair_workload,
     random_pools_workload,
@@ -57,5 +58,32 @@ def test_random_pools_go_as_in_the_real_engines(first: int, asynchronous: bool) 
         *("several prefillers", "several decoders", "heartbeats to several"),
         *("leases that end while another decoder pulls", "prompts of decoders"),
         *("preemptions beside pulls", "aborts beside pulls"),
+    ):
+        assert met[name] > 0, name
+
+
+@pytest.mark.skipif(
+    bool(why_missing()) or minor() != "0.33", reason="pools are known of 0.33 only"
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
+def test_random_groups_in_pools_go_as_in_the_real_engines(
+    first: int, asynchronous: bool
+) -> None:
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(first, first + WORKLOADS_A_TEST):
+        workload = random_group_pools_workload(
+            seed, release, prefillers=0, decoders=0, async_scheduling=asynchronous
+        )
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    met = coverage.workloads_with
+    for name in (
+        *("groups of windows", "groups of chunked attention", "failed pulls"),
+        *("blocks of several sizes", "preemptions beside pulls", "junctions"),
     ):
         assert met[name] > 0, name

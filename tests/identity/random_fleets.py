@@ -11,11 +11,16 @@ from sim.fleet.routers import ROUTERS
 from sim.simulation.run import Simulation
 from tests.identity.compare import Look
 from tests.identity.random_configs import Case, draw_case
+from tests.identity.random_groups import draw_group_case
 
 _OF_V1 = (
     *("preemption_victim", "admission", "evictor", "sliding_window", "engine_version"),
     *("scheduling_policy", "prefill_schedule_interval", "long_prefill_token_threshold"),
     *("speculative_config", "max_num_partial_prefills", "watermark"),
+)
+_OF_GROUPS = (
+    *("model", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
+    "prefix_cache_retention_interval",
 )
 _EXPERTS = "Qwen/Qwen3-30B-A3B"
 
@@ -27,7 +32,8 @@ def draw_fleet_case(seed: int) -> Case:
     """
     rng = Random(f"fleets {seed}")
     while True:
-        config, _ = draw_case(rng.randrange(10**6))
+        number = rng.randrange(10**6)
+        config, _ = draw_case(number)
         data = config.to_data()
         data["engine"] = config.engine.model_dump(exclude_unset=True)
         data["engine"]["async_scheduling"] = rng.random() < 0.5
@@ -35,12 +41,22 @@ def draw_fleet_case(seed: int) -> Case:
         end_s = max((each["at"] for each in trace.get("requests", ())), default=10.0)
         has_any_model = data["cost"]["kind"] != "measured"
         data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model)
+        if "links" in data["fleet"] and Random(f"layers {number}").random() < 0.5:
+            _give_groups(data, number)
         try:
             case = Case(parse_config(data), Look(rng.choice([0, 0, 1, 7])))
             Simulation(case.config)
         except UserError:
             continue
         return case
+
+
+def _give_groups(data: dict[str, Any], number: int) -> None:
+    """Let engines have a model with several KV cache groups."""
+    config = draw_group_case(number).config
+    engine = config.engine.model_dump(exclude_unset=True)
+    data["engine"] |= {key: engine[key] for key in _OF_GROUPS if key in engine}
+    data["cost"] = config.to_data()["cost"]
 
 
 def _fleet(

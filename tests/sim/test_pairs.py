@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.v1.specs import KVCacheLayout
 from sim.errors import ConfigError, SchedulerError
+from sim.scheduler.v1.connectors.exchange import Exchange
 from sim.scheduler.v1.connectors.pulling import ConsumerConnector
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
@@ -62,7 +64,8 @@ def told(lines: list[Line], key: str) -> list[tuple[int, str, Any]]:
 
 
 def test_a_consumer_says_six_times_a_lease_what_it_awaits() -> None:
-    consumer = ConsumerConnector(KVTransferSettings(KVRole.CONSUMER, 30), 4)
+    exchange = Exchange(KVCacheLayout.of_one_group(9, 4), None)
+    consumer = ConsumerConnector(KVTransferSettings(KVRole.CONSUMER, 30), exchange)
     assert consumer.next_heartbeat_s == inf
     consumer.awaited[request_from_spec(spec(0, 0.0, 4, 1), 48)] = None
     assert consumer.next_heartbeat_s == 5.0

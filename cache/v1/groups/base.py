@@ -205,6 +205,7 @@ class GroupManager(ABC):
         num_slots: int,
         *,
         is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
         """Return how many new blocks a waiting request needs, hits aside.
 
@@ -218,15 +219,31 @@ class GroupManager(ABC):
             That its table is to hold: without and with those of its drafter.
         is_whole
             Whether that is all of it; then only what it holds at a time counts.
+        num_external_tokens
+            Tokens behind the hits that are to be loaded.
         """
         del num_tokens
         num_blocks = -(-num_slots // self.block_size)
         most = self.most_admitted_blocks
         if is_whole and most is not None and most < num_blocks:
             num_blocks = most
-        num_passed = self.num_passed_tokens(num_hit_tokens) // self.block_size
+        num_computed = num_hit_tokens + num_external_tokens
+        num_passed = self.num_passed_tokens(num_computed) // self.block_size
         num_blocks = max(num_blocks - max(num_passed, len(hits)), 0)
         return num_blocks + (1 if self._ends_inside(hits, num_hit_tokens) else 0)
+
+    def num_missing_blocks(
+        self, own: GroupTable | None, request: TableRequest, num_tokens: int
+    ) -> int:
+        """Return how many blocks a request lacks for all of its tokens.
+
+        Only what it holds at a time counts.
+        """
+        del request
+        num_blocks, most = -(-num_tokens // self.block_size), self.most_admitted_blocks
+        if most is not None and most < num_blocks:
+            num_blocks = most
+        return max(num_blocks - (0 if own is None else len(own.blocks)), 0)
 
     def num_revived(self, hits: list[KVCacheBlock], num_hit_tokens: int) -> int:
         """Return how many of the hits are free: each is used up as a new block is."""
@@ -250,10 +267,26 @@ class GroupManager(ABC):
         return bool(hits) and num_hit_tokens % self.block_size > 0
 
     def adopt(
-        self, own: GroupTable, hits: list[KVCacheBlock], num_hit_tokens: int
+        self,
+        own: GroupTable,
+        hits: list[KVCacheBlock],
+        num_hit_tokens: int,
+        num_computed_tokens: int,
     ) -> None:
-        """Begin a table with its hits, and hold on to them."""
-        num_passed = max(self.num_passed_tokens(num_hit_tokens), 0) // self.block_size
+        """Begin a table with its hits, and hold on to them.
+
+        Parameters
+        ----------
+        own
+            Empty.
+        hits, num_hit_tokens
+            The cached prefix.
+        num_computed_tokens
+            The same tokens, and those behind them that are to be loaded: what nothing
+            reads of both has null blocks.
+        """
+        num_passed = max(self.num_passed_tokens(num_computed_tokens), 0)
+        num_passed //= self.block_size
         null_block = self.pool.null_block
         held = [block for block in hits[num_passed:] if block is not null_block]
         num_free = self.pool.num_free_blocks
@@ -377,6 +410,16 @@ class GroupManager(ABC):
             held = [block for block in held if block is not null_block]
         self.num_null_blocks -= len(own.blocks) - len(held)
         self._release(held)
+
+    def give_back(self, own: GroupTable) -> list[KVCacheBlock]:
+        """Give up a table; return its blocks, in order, which the caller frees."""
+        null_block = self.pool.null_block
+        held = [block for block in own.blocks if block is not null_block]
+        self.num_null_blocks -= len(own.blocks) - len(held)
+        self.num_held_blocks -= len(held)
+        # A pool in which nothing is found counts no references.
+        self.num_used_blocks -= sum([block.ref_cnt < 2 for block in held])
+        return held
 
     def _release(self, entries: list[KVCacheBlock]) -> None:
         """Free the former entries of a table."""

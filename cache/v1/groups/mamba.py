@@ -94,9 +94,12 @@ class OneStateManager(GroupManager):
         num_slots: int,
         *,
         is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
         num_blocks = super().num_new_blocks_of_head(
-            request, hits, num_hit_tokens, num_tokens, num_slots, is_whole=is_whole
+            *(request, hits, num_hit_tokens, num_tokens, num_slots),
+            is_whole=is_whole,
+            num_external_tokens=num_external_tokens,
         )
         return num_blocks + self.num_speculative_blocks
 
@@ -175,6 +178,7 @@ class MambaManager(OneStateManager):
         num_slots: int,
         *,
         is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
         del is_whole, num_slots
         if hits and hits[-1].block_hash in self._fresh:

@@ -7,44 +7,31 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
-from cache.v1.groups.decodes import Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.window import SlidingWindowManager
-from cache.v1.runs.extents import num_revived
+from cache.v1.runs.decodes import RunDecodes
 from cache.v1.runs.table import check_contents
 from cache.v1.runs.tables import RunTables
-from cache.v1.runs.windows import GroupRunTable, WindowBucket, WindowGroup
+from cache.v1.runs.windows import (
+    GroupRunTable,
+    Looked,
+    WindowBucket,
+    WindowGroup,
+    behind,
+    cut,
+    num_free,
+)
 from cache.v1.specs import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from cache.v1.tables import Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cache.v1.groups.decodes import DecodeRequest
+    from cache.v1.groups.decodes import Decodes
     from cache.v1.groups.kinds import EngineLimits
     from cache.v1.runs.extents import Extent
     from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import TableRequest
-
-
-class Looked:
-    """The result of the latest lookup of a waiting request.
-
-    Attributes
-    ----------
-    junction, longest
-        See `cache.v1.groups.lookup.Hit`.
-    least_blocks, next_block
-        New blocks that it needs as long as this block, of a run, is not cached.
-    """
-
-    __slots__ = ("junction", "least_blocks", "longest", "next_block")
-
-    def __init__(self, junction: int, longest: int) -> None:
-        self.junction = junction
-        self.longest = longest
-        self.least_blocks = 0
-        self.next_block: tuple[int, int] | None = None
 
 
 class GroupRunTables(RunTables):
@@ -145,30 +132,62 @@ class GroupRunTables(RunTables):
         junction = longest * size if longest > num_blocks else 0
         self._looked[request.request_id] = Looked(junction, longest * size)
         if num_blocks < longest:
-            full = _cut(full, num_blocks)
-        num_free = full.num_revived
-        for row in hits:
-            num_free += sum([not extent.num_refs for extent in row])
-        return Found(num_blocks, num_free, [full, *hits], [])
+            full = cut(full, num_blocks)
+        num_revived = full.num_revived + num_free(hits)
+        return Found(num_blocks, num_revived, [full, *hits], [])
 
     def num_needed_blocks(
-        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
-        """See `BlockTables.num_needed_blocks`."""
+        """See `cache.v1.groups.needs.Needs.of_head`."""
         del request
-        needed = self._num_new_blocks(found.num_blocks, num_tokens, is_whole=is_whole)
-        return found.num_revived + needed
+        num_hits = found.num_blocks
+        if not num_external_tokens:
+            needed = self._num_new_blocks(num_hits, num_tokens, is_whole=is_whole)
+            return found.num_revived + needed
+        num_computed = num_hits * self.block_size + num_external_tokens
+        full, hits = behind(found, self.windows, num_computed)
+        return (
+            full.num_revived
+            + num_free(hits)
+            + self._num_new_blocks(
+                *(num_hits, num_tokens),
+                is_whole=is_whole,
+                num_computed_tokens=num_computed,
+            )
+        )
 
     def _num_new_blocks(
-        self, num_hit_blocks: int, num_tokens: int, *, is_whole: bool
+        self,
+        num_hit_blocks: int,
+        num_tokens: int,
+        *,
+        is_whole: bool,
+        num_computed_tokens: int = 0,
     ) -> int:
         num_blocks = -(-num_tokens // self.block_size)
         num_new_blocks = 0
         for manager in self.managers:
             most = manager.most_admitted_blocks if is_whole else None
             capped = num_blocks if most is None or most > num_blocks else most
-            num_new_blocks += max(capped - num_hit_blocks, 0)
+            num_passed = manager.num_passed_tokens(num_computed_tokens)
+            num_held = max(num_hit_blocks, num_passed // self.block_size)
+            num_new_blocks += max(capped - num_held, 0)
         return num_new_blocks
+
+    def num_missing_blocks(self, request: TableRequest, num_tokens: int) -> int:
+        """See `cache.v1.groups.needs.Needs.of_rest`."""
+        table: GroupRunTable | None = request.table
+        num_held = 0
+        if table is not None:
+            num_held = table.num_registered + len(table.unregistered)
+        return self._num_new_blocks(num_held, num_tokens, is_whole=True)
 
     def refused(self, request: TableRequest, num_tokens: int) -> None:
         """See `cache.v1.refusals.Refusals.refused`."""
@@ -207,24 +226,33 @@ class GroupRunTables(RunTables):
     ) -> None:
         """See `BlockTables.begin`."""
         num_hits = found.num_blocks
+        num_computed = num_hits * self.block_size
         num_new_blocks = -(-num_tokens // self.block_size) - num_hits
         needed = num_new_blocks * len(self.managers) + found.num_revived
+        if num_tokens_to_cache is not None:
+            num_external, num_computed = num_tokens - num_computed, num_tokens
+            needed = self.num_needed_blocks(
+                *(request, num_tokens, found),
+                is_whole=False,
+                num_external_tokens=num_external,
+            )
         if needed > self.num_free_blocks:
             raise self._lack_of_blocks(needed)
         runs = self._runs_of(request, num_tokens // self.block_size)
         del self._runs[request.request_id]
         looked = self._looked.pop(request.request_id)
-        full, *hits = found.parts
+        full, hits = behind(found, self.windows, num_computed)
         table = request.table = GroupRunTable(
             runs, full, len(self.windows), looked.junction
         )
-        if num_hits:
+        if num_computed:
             self._pool.share(full.parts, full.starts, num_hits)
             self._num_full_used += full.num_revived
-            self.num_free_blocks -= found.num_revived
+            self.num_free_blocks -= full.num_revived + num_free(hits)
             self.num_logical_blocks += num_hits
             for window, own, row in zip(self.windows, table.windows, hits, strict=True):
-                window.adopt(own, row, num_hits)
+                num_passed = window.num_passed_blocks(num_computed)
+                window.adopt(own, row, max(num_passed, num_hits - len(row)))
                 self.num_logical_blocks += len(row)
         if num_tokens_to_cache is not None:
             num_tokens = num_tokens_to_cache
@@ -290,14 +318,18 @@ class GroupRunTables(RunTables):
     ) -> None:
         """Add blocks to all groups, and register what so many tokens fill."""
         if num_new_blocks > 0:
+            num_entries = table.num_registered + len(table.unregistered)
+            num_entries += num_new_blocks
+            num_blocks = num_new_blocks
             for window in self._in_order:
-                ids = self._pool.take(num_new_blocks)
                 if window is None:
-                    table.unregistered += ids
+                    table.unregistered += self._pool.take(num_new_blocks)
                     self._num_full_used += num_new_blocks
-                else:
-                    window.lengthen(table.windows[window.place], ids)
-            num_blocks = num_new_blocks * len(self.managers)
+                    continue
+                own = table.windows[window.place]
+                ids = self._pool.take(num_entries - own.num_passed - len(own.ids))
+                window.lengthen(own, ids)
+                num_blocks += len(ids)
             self.num_free_blocks -= num_blocks
             self.num_logical_blocks += num_blocks
         first, stop = table.num_registered, num_tokens // self.block_size
@@ -327,13 +359,42 @@ class GroupRunTables(RunTables):
 
     # -- release --------------------------------------------------------------
 
+    def leave_behind(self, request: TableRequest, num_computed_tokens: int) -> None:
+        """See `BlockTables.leave_behind`."""
+        if request.table is not None:
+            self.give_up(request.table, num_computed_tokens)
+
     def free(self, request: TableRequest) -> int:
         table: GroupRunTable | None = request.table
         if table is None:
             self._looked.pop(request.request_id, None)
             return super().free(request)
-        num_free = self.num_free_blocks
+        return self._free_groups(request, self._in_order)
+
+    def free_as_one(self, request: TableRequest) -> None:
+        """See `BlockTables.free_as_one`."""
+        table: GroupRunTable | None = request.table
+        if table is None:
+            return
         for window in self._in_order:
+            if window is None:
+                num_freed = len(table.unregistered)
+                if num_freed:
+                    self._pool.put_unhashed(table.unregistered)
+                    table.unregistered = []
+                self._num_full_used -= num_freed
+            else:
+                num_freed = window.free_unhashed(table.windows[window.place])
+            self.num_free_blocks += num_freed
+            self.num_logical_blocks -= num_freed
+        self._free_groups(request, self._in_order[::-1])
+
+    def _free_groups(
+        self, request: TableRequest, groups: Iterable[WindowGroup | None]
+    ) -> int:
+        table: GroupRunTable = request.table
+        num_free = self.num_free_blocks
+        for window in groups:
             if window is None:
                 self._num_full_used -= super().free(request)
             else:
@@ -431,34 +492,3 @@ class GroupRunTables(RunTables):
             f"{num_full} in use by full attention, {self.num_free_blocks}, "
             f"{self.num_logical_blocks} and {self._num_full_used} counted",
         )
-
-
-class RunDecodes(Decodes):
-    """`Decodes` of `GroupRunTables`."""
-
-    def __init__(self, tables: GroupRunTables) -> None:
-        super().__init__(tables, {tables.block_size - 1})
-        self._run_tables = tables
-
-    def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
-        tables, looks, period = self._run_tables, self._looks, self._period
-        num_in_flight = self._num_in_flight
-        for request in requests:
-            num_computed_tokens = request.base_tokens + step - 1
-            givers, openers, registers = looks[num_computed_tokens % period]
-            table: GroupRunTable = request.table
-            if givers:
-                tables.give_up(table, num_computed_tokens - num_in_flight)
-            if openers:
-                tables.open_blocks(table)
-            if registers:
-                first = table.num_registered
-                tables.register_blocks((table,))
-                tables.register_windows(request, table, first, first + 1)
-
-
-def _cut(found: Found, num_blocks: int) -> Found:
-    """Return the blocks found of full attention, up to one of them."""
-    num_parts = bisect_right(found.starts, num_blocks - 1)
-    parts, starts = found.parts[:num_parts], found.starts[:num_parts]
-    return Found(num_blocks, num_revived(parts, starts, num_blocks), parts, starts)

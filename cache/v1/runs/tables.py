@@ -130,10 +130,16 @@ class RunTables:
         return runs
 
     def num_needed_blocks(
-        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        is_whole: bool,
+        num_external_tokens: int = 0,
     ) -> int:
-        """See `BlockTables.num_needed_blocks`."""
-        del request, is_whole
+        """See `cache.v1.groups.needs.Needs.of_head`."""
+        del request, is_whole, num_external_tokens
         num_blocks = -(-num_tokens // self.block_size) - found.num_blocks
         return found.num_revived + max(num_blocks, 0)
 
@@ -381,6 +387,13 @@ class RunTables:
         return False
 
     # -- release --------------------------------------------------------------
+
+    def leave_behind(self, request: TableRequest, num_computed_tokens: int) -> None:
+        """Do nothing: attention reads all blocks of a request."""
+
+    def free_as_one(self, request: TableRequest) -> None:
+        """See `BlockTables.free_as_one`; there is one group."""
+        self.free(request)
 
     def free(self, request: TableRequest) -> int:
         """See `Tables.free`. O(runs)."""

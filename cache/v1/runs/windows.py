@@ -7,7 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from cache.errors import require
+from cache.v1.runs.extents import num_revived
 from cache.v1.runs.table import RunTable
+from cache.v1.tables import Found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,10 +18,29 @@ if TYPE_CHECKING:
     from cache.v1.groups.window import SlidingWindowManager
     from cache.v1.runs.extents import Extent
     from cache.v1.runs.pool import RunPool
-    from cache.v1.tables import Found
 
 Rows = list[list["Extent"]]
 """Blocks of a window from left to right, in each group of a bucket."""
+
+
+class Looked:
+    """The result of the latest lookup of a waiting request.
+
+    Attributes
+    ----------
+    junction, longest
+        See `cache.v1.groups.lookup.Hit`.
+    least_blocks, next_block
+        New blocks that it needs as long as this block, of a run, is not cached.
+    """
+
+    __slots__ = ("junction", "least_blocks", "longest", "next_block")
+
+    def __init__(self, junction: int, longest: int) -> None:
+        self.junction = junction
+        self.longest = longest
+        self.least_blocks = 0
+        self.next_block: tuple[int, int] | None = None
 
 
 class WindowTable:
@@ -100,9 +121,13 @@ class WindowGroup:
         self._block_size = manager.block_size
         self._num_passed = manager.num_passed_tokens
 
-    def adopt(self, own: WindowTable, hits: list[Extent], num_blocks: int) -> None:
-        """Begin a table with the hits that end at a block, and hold on to them."""
-        own.num_passed = num_blocks - len(hits)
+    def num_passed_blocks(self, num_computed_tokens: int) -> int:
+        """Return how many leading blocks nothing reads any more."""
+        return self._num_passed(num_computed_tokens) // self._block_size
+
+    def adopt(self, own: WindowTable, hits: list[Extent], num_passed: int) -> None:
+        """Begin a table with the hits behind a block, and hold on to them."""
+        own.num_passed = num_passed
         self.num_null_blocks += own.num_passed
         self.num_used_blocks += sum([not extent.num_refs for extent in hits])
         for index, extent in enumerate(hits, own.num_passed):
@@ -133,6 +158,20 @@ class WindowGroup:
         """Give up a table; return how many blocks are free then."""
         self.num_null_blocks -= own.num_passed
         return self._release(own, own.ids, own.num_passed)
+
+    def free_unhashed(self, own: WindowTable) -> int:
+        """Give up the blocks of a table that cannot be found; return their number."""
+        entries = sorted(own.extents)
+        found = [own.extents[entry] for entry in entries]
+        kept = {entry - own.num_passed for entry in entries}
+        loose = [each for place, each in enumerate(own.ids) if place not in kept]
+        if loose:
+            self._pool.put_unhashed(loose)
+        own.ids = [extent.ids[0] for extent in found]
+        own.extents = dict(enumerate(found, own.num_passed))
+        self.num_held_blocks -= len(loose)
+        self.num_used_blocks -= len(loose)
+        return len(loose)
 
     def _release(self, own: WindowTable, ids: list[int], first: int) -> int:
         """Drop blocks of entries from `first` on, the last first."""
@@ -254,3 +293,27 @@ class WindowBucket:
 
 def _columns(found: Rows) -> Rows:
     return [list(column) for column in zip(*reversed(found), strict=True)]
+
+
+def behind(
+    found: Found, windows: Sequence[WindowGroup], num_computed_tokens: int
+) -> tuple[Found, list[list[Extent]]]:
+    """Return what was found of full attention, and what windows do not leave behind."""
+    full, *hits = found.parts
+    rows = []
+    for window, row in zip(windows, hits, strict=True):
+        num_passed = window.num_passed_blocks(num_computed_tokens)
+        rows.append(row[max(num_passed - (found.num_blocks - len(row)), 0) :])
+    return full, rows
+
+
+def cut(found: Found, num_blocks: int) -> Found:
+    """Return the blocks found of full attention, up to one of them."""
+    num_parts = bisect_right(found.starts, num_blocks - 1)
+    parts, starts = found.parts[:num_parts], found.starts[:num_parts]
+    return Found(num_blocks, num_revived(parts, starts, num_blocks), parts, starts)
+
+
+def num_free(rows: Iterable[list[Extent]]) -> int:
+    """Return how many blocks of windows no table holds."""
+    return sum([not extent.num_refs for row in rows for extent in row])

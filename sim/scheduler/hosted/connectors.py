@@ -170,6 +170,10 @@ class ConnectedVllmScheduler(VllmScheduler):
         self.connector.asked(self._step)
         return output
 
+    def offered(self, request: Request) -> tuple[list[int], ...]:
+        """Return the blocks of a prompt that a producer holds for others, by group."""
+        return self.connector.offered(request)  # type: ignore[attr-defined, no-any-return]
+
     def update(self, finished: Sequence[Request]) -> None:
         self._finished = finished  # handed on with what the workers report
 

@@ -78,6 +78,25 @@ class HostedPairConnector:
             engine.scheduler, "connector.connector_scheduler"
         )
         self._clock = _clock_of(engine.api)
+        self._offered: dict[str, tuple[list[int], ...]] = {}
+        if self.requires_kv_delivery:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Note the blocks that theirs offers of each prompt that ends."""
+        ends = self._engine.api.attribute(self._theirs, "request_finished")
+
+        def end_and_note(request: Any, block_ids: Any) -> Any:
+            ended = ends(request, block_ids)
+            if ended[0]:
+                self._offered[request.request_id] = ended[1]["remote_block_ids"]
+            return ended
+
+        self._theirs.request_finished = end_and_note
+
+    def offered(self, request: Request) -> tuple[list[int], ...]:
+        """Return the blocks of a prompt that theirs holds for others, by group."""
+        return self._offered[request_key(request)]
 
     @property
     def awaits_transfers(self) -> bool:
@@ -95,7 +114,7 @@ class HostedPairConnector:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": (list(given["remote_block_ids"]),),
+            "remote_block_ids": given["remote_block_ids"],
             "remote_engine_id": source,
             "remote_request_id": f"{source}/{request_key(request)}",
             "remote_host": "localhost",
@@ -115,12 +134,12 @@ class HostedPairConnector:
             (requests[key], expiry_s) for key, expiry_s in meta.reqs_to_send.items()
         ]
         for key, each in meta.reqs_to_recv.items():
-            (own,) = each.local_block_ids or ([],)
-            (remote,) = each.remote.block_ids
-            waits, source = each.awaiting_kvs, _source(each.remote.engine_id)
-            pulls.pulls.append(
-                Pull(requests[key], list(own), list(remote), waits, source)
+            own, remote = (
+                tuple(map(list, ids))
+                for ids in (each.local_block_ids, each.remote.block_ids)
             )
+            waits, source = each.awaiting_kvs, _source(each.remote.engine_id)
+            pulls.pulls.append(Pull(requests[key], own, remote, waits, source))
             if waits:
                 self._pulling.add(key)
         if meta.heartbeat_by_engine:
@@ -141,10 +160,12 @@ class HostedPairConnector:
                 report.moved
             )
         self._pulling.difference_update(moved)
-        # Blocks that were to be filled are told besides, as its worker does.
+        # Blocks that were to be filled are told besides, as its worker does where all
+        # layers read all tokens.
+        tells_blocks = not self._engine.api.attribute(self._theirs, "_is_hma_required")
         invalid = {
             block.block_id
-            for each in report.failed
+            for each in (report.failed if tells_blocks else ())
             for block in self._engine.tables(request_key(each))[0]
             if block.block_hash is None
         }

@@ -9,7 +9,7 @@ from sim.scheduler.log.lines import Line, Names, names_of
 from sim.scheduler.v1.connectors.base import JobKind, StepPulls, StepTransfers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cache.tiers import CPUTier
     from sim.scheduler.request import Request
@@ -175,7 +175,8 @@ class PullLines(TransferLines):
 
     def _pull(self, pull: Pull) -> list[Any]:
         name = self._names[pull.request.request_id]
-        fields = [name, pull.block_ids, pull.remote_block_ids, pull.waits]
+        own, remote = _by_group(pull.block_ids), _by_group(pull.remote_block_ids)
+        fields = [name, own, remote, pull.waits]
         return fields if pull.remote_engine is None else [*fields, pull.remote_engine]
 
     def ends(self, report: TransferReport) -> Line:
@@ -189,6 +190,11 @@ class PullLines(TransferLines):
             "errors": names_of(self._scheduler.failed, names),
         }
         return {key: value for key, value in line.items() if value}
+
+
+def _by_group(block_ids: Sequence[list[int]]) -> list[Any]:
+    """Return blocks by group; those of the only one by themselves."""
+    return block_ids[0] if len(block_ids) == 1 else list(block_ids)
 
 
 def _by_arrival(requests: Iterable[Request]) -> list[Request]:

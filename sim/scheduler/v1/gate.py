@@ -161,7 +161,13 @@ class Gate:
         return self.until - step
 
     def lets_in(
-        self, request: Request, num_tokens: int, found: Found, step: int
+        self,
+        request: Request,
+        num_tokens: int,
+        found: Found,
+        step: int,
+        *,
+        num_external_tokens: int = 0,
     ) -> bool:
         """Whether the head of the queue gets its first slots, up to `num_tokens`.
 
@@ -173,6 +179,8 @@ class Gate:
             What it is to have computed after the step, hits included.
         step
             That step.
+        num_external_tokens
+            How many of `num_tokens` are to be loaded, behind what was found.
         """
         groups, is_alone = self._groups, not self._running
         num_spare = 0 if is_alone else self.num_spare_blocks
@@ -186,9 +194,19 @@ class Gate:
             if num_slots < num_all_slots:
                 num_all = -(-num_all_slots // self._block_size) + num_beside
         else:
-            needed = groups.num_needed_blocks
-            num_blocks = needed(request, num_slots, found, is_whole=False)
-            num_all = needed(request, num_all_slots, found, is_whole=True)
+            needed, loads = groups.num_needed_blocks, num_external_tokens
+            num_blocks, num_all = (
+                needed(
+                    *(request, num_slots, found),
+                    is_whole=False,
+                    num_external_tokens=loads,
+                ),
+                needed(
+                    *(request, num_all_slots, found),
+                    is_whole=True,
+                    num_external_tokens=loads,
+                ),
+            )
         reserves = self.reserves_all if is_alone else self.reserves_beside
         num_needed = num_all if reserves and num_all > num_blocks else num_blocks
         num_steps = NEVER
@@ -207,7 +225,7 @@ class Gate:
                 return False  # a free block's copy, held by others, may be found next
             if self.keeps_heads:
                 num_steps = self._desk.num_standing_steps
-        if groups is not None and reserves:
+        if groups is not None and reserves and not num_external_tokens:
             groups.refused(request, num_all_slots)
         # Where the budget cuts a prompt, a hit that is lost might lower what is needed.
         is_cut = num_tokens < request.num_tokens and not reserves and self._caches

@@ -106,8 +106,9 @@ class Coverage:
             seen |= _transfer_facts(comparison.lines)
         if workload.pair is not None:
             seen |= _pair_facts(workload, comparison.lines)
-        if workload.plan is not None:
-            seen |= _group_facts(workload.plan.layout, comparison.lines)
+        one = workload if workload.pair is None else workload.sides("prefill")[0]
+        if (plan := one.plan) is not None:
+            seen |= _group_facts(plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
 
     def in_words(self) -> str:

@@ -220,7 +220,7 @@ class PairDriver:
             return
         self._parameters[name] = {
             "do_remote_prefill": True,
-            "remote_block_ids": self._engines[place].scheduler.block_ids(prompt),
+            "remote_block_ids": self._engines[place].scheduler.offered(prompt),
             "remote_engine": self._source(place),
         }
         delay = self._pace.route_delay if raw.route_delay is None else raw.route_delay

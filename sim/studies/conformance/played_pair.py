@@ -152,6 +152,6 @@ class ConsumerWorker:
 
     def _begin(self, pull: Pull, step: int) -> None:
         size = self._blocks_per_step
-        end = step + self._steps + (len(pull.block_ids) // size if size else 0)
+        end = step + self._steps + (sum(pull.num_by_group) // size if size else 0)
         heappush(self._pulling, (end, self._num_pulls, pull))
         self._num_pulls += 1

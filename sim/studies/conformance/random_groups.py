@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 8
 
+STYLES = ("attention", "attention", "latent", "states", "states")
+
 _REDRAWN_SHARE = 0.75
 """Of models whose layers all fit one group."""
 
 _SOME_LEN = 4096
 """A length to plan with before the real one is drawn."""
-_ROOMY = 1 << 20
+ROOMY = 1 << 20
 """Blocks for the longest request of any plan here."""
 
 Kinds = list[dict[str, Any]]
@@ -65,8 +67,7 @@ def random_group_workload(
     drafts = Random(f"drafts {seed}")
     if speculative:
         core |= with_drafts(drafts, core, one_group=False)
-    while (engine := _engine(draw, core, release)) is None:
-        pass
+    engine = drawn_engine(draw, core, release)
     requests = random_requests(draw, engine.config)
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
@@ -82,7 +83,9 @@ def random_group_workload(
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class GroupEngine:
+    """An engine of a release, and the layers whose pool it plans."""
+
     config: dict[str, Any]
     kv: dict[str, Any]
 
@@ -104,14 +107,31 @@ class _Engine:
             return None
 
 
-def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
+def drawn_engine(
+    draw: Random,
+    core: dict[str, Any],
+    release: str,
+    styles: tuple[str, ...] = STYLES,
+) -> GroupEngine:
+    """Return an engine with layers of some styles, of which the release makes groups.
+
+    `core` are keys of its configuration that are not drawn.
+    """
+    while (engine := _engine(draw, core, release, styles)) is None:
+        pass
+    return engine
+
+
+def _engine(
+    draw: Random, core: dict[str, Any], release: str, styles: tuple[str, ...]
+) -> GroupEngine | None:
     caching = draw.random() < 0.85
-    layers, block_size = _layers(draw)
+    layers, block_size = _layers(draw, styles)
     kv: dict[str, Any] = {
         "layers": layers,
         "block_size": block_size,
         "available_bytes": 0,
-        "num_gpu_blocks_override": _ROOMY,
+        "num_gpu_blocks_override": ROOMY,
         "disable_hybrid_kv_cache_manager": draw.random() < 0.08,
     }
     config = {
@@ -125,24 +145,24 @@ def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
     }
     if core.get("speculative", {}).get("method", "ngram") != "ngram":
         kv["draft_layers"] = [["full", draw.choice((4, 4, 8, 2)), 8]]
-    layout = _Engine(config, kv).layout(release)
+    layout = GroupEngine(config, kv).layout(release)
     if layout is None or len(layout.groups) > MOST_GROUPS:
         return None
     if len(layout.groups) == 1 and draw.random() < _REDRAWN_SHARE:
         return None
     if caching:
         kv |= _kept(draw, layout)
-        layout = _Engine(config, kv).layout(release)
+        layout = GroupEngine(config, kv).layout(release)
         if layout is None or _has_chunks_beside_longer_blocks(layout):
             return None
     config |= _lengths(draw, config, layout)
     config |= later_keys(draw, dialect_of(release), config)
     config |= room_for_drafts(config)
-    least = _Engine(config, kv).num_needed_blocks(release)
+    least = GroupEngine(config, kv).num_needed_blocks(release)
     kv["num_gpu_blocks_override"] = least + draw.randint(
         0, draw.choice((2, least // 2, 2 * least))
     )
-    return _Engine(config, kv)
+    return GroupEngine(config, kv)
 
 
 def _has_chunks_beside_longer_blocks(layout: KVCacheLayout) -> bool:
@@ -154,9 +174,9 @@ def _has_chunks_beside_longer_blocks(layout: KVCacheLayout) -> bool:
     )
 
 
-def _layers(draw: Random) -> tuple[dict[str, Any], int]:
+def _layers(draw: Random, styles: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """Return layers, and the block size that goes with them."""
-    style = draw.choice(("attention", "attention", "latent", "states", "states"))
+    style = draw.choice(styles)
     block_size = draw.choice((1, 2, 4, 4, 8, 16))
     kinds: Kinds = [_attention(draw) for _ in range(draw.randint(1, 3))]
     if style == "latent":

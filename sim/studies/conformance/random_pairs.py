@@ -39,7 +39,7 @@ def random_pair_workload(
     prefill = _side(draw, dialect)
     decode = _alike(_side(draw, dialect), prefill)
     requests = random_requests(draw, prefill | {"policy": decode["policy"]})
-    way = _along_the_way(draw, requests)
+    way = along_the_way(draw, requests)
     name = f"pairs, seed {seed}"
     if async_scheduling:
         ahead = Random(f"ahead {seed}").choice(
@@ -76,21 +76,12 @@ def random_pools_workload(
     requests = random_requests(
         draw, sides[0] | {"policy": policies[-1]}, MOST_REQUESTS + 4 * num_sides
     )
-    way = _along_the_way(draw, requests)
-    way |= {key: draw.choice(get_args(Chooses)) for key in ("router", "decode_router")}
-    way["order"] = draw.choice(ORDERS)
-    local_share = draw.choice((0.0, 0.0, 0.2, 0.5))
-    for request in requests:
-        if draw.random() < local_share:
-            request["remote_prefill"] = False
+    way = along_the_way(draw, requests)
+    way |= along_the_way_to_pools(draw, requests)
     name = f"pools, seed {seed}"
     if async_scheduling:
-        ahead = Random(f"ahead {seed}")
-        for side in sides:
-            side["async_scheduling"] = ahead.random() < 0.7
-        ahead.choice(sides)["async_scheduling"] = True
+        schedule_some_ahead(seed, sides, requests)
         name += ", asynchronous"
-        stop_some(Random(f"stops {seed}"), requests)
     num_prefillers = prefillers or num_prefillers
     config = {
         "pd": way,
@@ -100,7 +91,33 @@ def random_pools_workload(
     return as_workload(name, release, config, requests)
 
 
-def _along_the_way(draw: Random, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def schedule_some_ahead(
+    seed: int, sides: list[dict[str, Any]], requests: list[dict[str, Any]]
+) -> None:
+    """Let some of the engines, at least one, schedule ahead; some outputs end early."""
+    ahead = Random(f"ahead {seed}")
+    for side in sides:
+        side["async_scheduling"] = ahead.random() < 0.7
+    ahead.choice(sides)["async_scheduling"] = True
+    stop_some(Random(f"stops {seed}"), requests)
+
+
+def along_the_way_to_pools(
+    draw: Random, requests: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Keep some prompts from prefillers; return how engines of pools are chosen."""
+    way: dict[str, Any] = {
+        key: draw.choice(get_args(Chooses)) for key in ("router", "decode_router")
+    }
+    way["order"] = draw.choice(ORDERS)
+    local_share = draw.choice((0.0, 0.0, 0.2, 0.5))
+    for request in requests:
+        if draw.random() < local_share:
+            request["remote_prefill"] = False
+    return way
+
+
+def along_the_way(draw: Random, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Withdraw and delay some requests; return how they come from one to the other."""
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)

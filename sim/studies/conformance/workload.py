@@ -100,10 +100,16 @@ class DecisionWorkload(Table):
                 f"with those of several"
             )
         transfer = pair.side(name).model_dump()
-        return [
-            self.model_copy(update={"config": config | {"kv_transfer": transfer}})
-            for config in configs
-        ]
+        return [self._side(config | {"kv_transfer": transfer}) for config in configs]
+
+    def _side(self, config: dict[str, Any]) -> DecisionWorkload:
+        """Return one engine of several; of planned pools it says how large its is."""
+        kv = self.kv
+        if kv is not None and "num_gpu_blocks" in config:
+            config = dict(config)
+            size = {"num_gpu_blocks_override": config.pop("num_gpu_blocks")}
+            kv = kv.model_copy(update=size)
+        return self.model_copy(update={"config": config, "kv": kv})
 
     @property
     def engine(self) -> Engine:

@@ -68,6 +68,16 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
         super()._admit(request, num_hits, now_s)
         self._paused.discard(request)
 
+    def _num_processed_tokens(self, request: Request) -> int:
+        if request not in self.running:
+            return request.num_computed_tokens
+        if request not in self.prefilling:
+            return request.num_computed_tokens - 1
+        for each, before, _ in self.prompts:
+            if each is request:
+                return before
+        return min(request.num_computed_tokens, request.num_tokens - 1)
+
     def _in_mid_way(self) -> dict[Request, None]:
         return {each: None for each in self.prefilling if each not in self._paused}
 
@@ -86,7 +96,7 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
         """Note that the output of the oldest step in flight is there."""
         leaving, self._leaving = self._leaving, []
         for request in leaving:
-            self.tables.free(request)
+            self.tables.free_as_one(request)
         if leaving:
             self.gate.look_again()
 

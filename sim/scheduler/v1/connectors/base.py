@@ -101,9 +101,10 @@ class Pull:
     request
         The request of the blocks.
     block_ids
-        Its own to be filled; the last so many of `remote_block_ids` are read into them.
+        Its own to be filled, by group; the last so many of `remote_block_ids` are read
+        into them.
     remote_block_ids
-        All that the producer holds of it.
+        All that the producer offers of it.
     waits
         Whether there is anything to read; if not, the producer is only told to let go.
     remote_engine
@@ -111,10 +112,15 @@ class Pull:
     """
 
     request: Request
-    block_ids: list[int]
-    remote_block_ids: list[int]
+    block_ids: tuple[list[int], ...]
+    remote_block_ids: tuple[list[int], ...]
     waits: bool
     remote_engine: Any
+
+    @property
+    def num_by_group(self) -> list[int]:
+        """Blocks that are read, by group; nothing where nothing is."""
+        return [len(ids) for ids in self.block_ids]
 
 
 @dataclass(slots=True)

@@ -101,7 +101,7 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
     def deliver(self, output: SchedulerOutput) -> Delivery:
         if self._fence is not None and output.scheduled:
             for request in self._fence.end():
-                self.tables.free(request)
+                self.tables.free_as_one(request)
         return super().deliver(output)
 
     def _is_written(self, request: Request) -> bool:
@@ -117,6 +117,9 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
             return super()._free_or_keep(request)
         fence.hold(request)
         return 0
+
+    def _num_processed_tokens(self, request: Request) -> int:
+        return self._in_flight.num_processed_tokens(request)
 
     def _in_mid_way(self) -> dict[Request, None]:
         return dict.fromkeys(filter(self._in_flight.is_chunk, self.running))

@@ -3,8 +3,8 @@
 A request goes through both. The producer computes its prompt and one token, and holds
 the blocks; the consumer reads them as a load that the request waits for. In
 ``kv_transfer_params`` a request says ``do_remote_decode`` to a producer, and
-``do_remote_prefill`` with ``remote_block_ids`` to a consumer, and the ``remote_engine``
-that holds them where there are several.
+``do_remote_prefill`` with ``remote_block_ids``, by group, to a consumer, and the
+``remote_engine`` that holds them where there are several.
 
 Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
 ``base_scheduler.py`` and ``pull_scheduler.py``.
@@ -22,6 +22,7 @@ from sim.scheduler.v1.connectors.base import Match, Pull, StepPulls
 if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
+    from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
     from sim.scheduler.v1.connectors.settings import KVTransferSettings
 
 _NOTHING = Match(0, is_async=False)
@@ -35,9 +36,13 @@ class ProducerConnector:
     ----------
     settings
         Length of the lease.
+    exchange
+        Which blocks of a prompt it offers.
 
     Attributes
     ----------
+    exchange
+        See above.
     held
         Requests whose blocks are held, in order of finishing.
     """
@@ -48,7 +53,8 @@ class ProducerConnector:
     keeps_loads = False
     ends_quietly = False
 
-    def __init__(self, settings: KVTransferSettings) -> None:
+    def __init__(self, settings: KVTransferSettings, exchange: Exchange) -> None:
+        self.exchange = exchange
         self._lease_s = settings.kv_lease_duration
         self._sends: list[tuple[Request, float]] = []
         self.held: dict[Request, None] = {}
@@ -124,11 +130,13 @@ class ConsumerConnector:
     ----------
     settings
         Length of the producer's lease.
-    block_size
-        Tokens a block.
+    exchange
+        Which blocks of a prompt it reads.
 
     Attributes
     ----------
+    exchange
+        See above.
     awaited
         Requests whose blocks a producer holds: they have neither been read nor ended.
     """
@@ -139,8 +147,8 @@ class ConsumerConnector:
     keeps_loads = False
     ends_quietly = False
 
-    def __init__(self, settings: KVTransferSettings, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, settings: KVTransferSettings, exchange: Exchange) -> None:
+        self.exchange = exchange
         self._heartbeat_s = settings.kv_lease_duration // 6
         self._last_heartbeat_s = 0.0
         self._unread: set[Request] = set()  # not even begun
@@ -186,24 +194,23 @@ class ConsumerConnector:
     def update_state_after_alloc(
         self, request: Request, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
+        del block_ids
         if request not in self._unread:
             return
         self._unread.remove(request)
         if num_external_tokens:  # behind the hit in the own pool, which is whole blocks
             num_local_tokens = request.num_prompt_tokens - num_external_tokens
-            self._pull(request, block_ids(num_local_tokens // self._block_size))
+            self._pull(request, self.exchange.wanted(request, num_local_tokens))
         else:
-            self._pull(request, [])
+            self._let_go(request)
 
-    def _pull(self, request: Request, block_ids: list[int]) -> None:
-        parameters = request.kv_transfer_params or {}
-        remote_block_ids = list(parameters.get("remote_block_ids", ()))
-        source = parameters.get("remote_engine")
-        waits = bool(block_ids)
-        pull = Pull(request, block_ids, remote_block_ids, waits, source)
-        self._pulls.append(pull)
-        if pull.waits:
-            self._pulling.add(request)
+    def _pull(self, request: Request, block_ids: GroupBlockIds) -> None:
+        self._pulls.append(_pull_of(request, block_ids, waits=True))
+        self._pulling.add(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Tell the producer that its blocks are not wanted."""
+        self._pulls.append(_pull_of(request, (), waits=False))
 
     def build_connector_meta(self, batch: Batch) -> StepPulls:
         pulls, self._pulls = self._pulls, []
@@ -227,7 +234,7 @@ class ConsumerConnector:
         self.awaited.pop(request, None)
         if request in self._unread:  # the producer is to let go of its blocks
             self._unread.remove(request)
-            self._pull(request, [])
+            self._let_go(request)
         return False
 
     def update_connector_output(self, report: TransferReport) -> list[Request]:
@@ -248,3 +255,10 @@ class ConsumerConnector:
             self._unread <= self.awaited.keys(),
             "a consumer would read what it does not await",
         )
+
+
+def _pull_of(request: Request, block_ids: GroupBlockIds, *, waits: bool) -> Pull:
+    parameters = request.kv_transfer_params or {}
+    remote_block_ids = tuple(parameters.get("remote_block_ids", ()))
+    source = parameters.get("remote_engine")
+    return Pull(request, block_ids, remote_block_ids, waits, source)

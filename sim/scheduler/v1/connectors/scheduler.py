@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.stats import PrefixCacheStats
 from cache.v1.tables import NOTHING_FOUND
-from sim.errors import SchedulerError
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
-from sim.scheduler.v1.connectors.choice import connector_of
+from sim.scheduler.v1.connectors.choice import check_layout, connector_of
+from sim.scheduler.v1.connectors.head_blocks import HeadBlocks
 from sim.scheduler.v1.connectors.heads import Head, Look
 from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import TransferReport
+    from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
 
@@ -54,7 +55,7 @@ class ConnectorScheduler(Scheduler):
     Parameters
     ----------
     settings, cache
-        See `Scheduler`; one group of full attention.
+        See `Scheduler`; beside a CPU tier one group of full attention, else no states.
 
     Attributes
     ----------
@@ -87,17 +88,10 @@ class ConnectorScheduler(Scheduler):
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
-        if not self.layout.keeps_all_blocks or len(self.layout.groups) > 1:
-            raise SchedulerError(
-                "KV connectors (a CPU tier, pairs of engines) are known of models with "
-                "full attention only, not with windows, states or several KV cache "
-                "groups; leave the connector out"
-            )
+        check_layout(settings, self.layout)
         self.connector: Any = connector_of(
-            settings,
-            self.block_size,
+            *(settings, self.layout, self.tables),
             enable_prefix_caching=self.enable_caching,
-            tables=self.tables,
         )
         given = settings.offload or settings.kv_transfer
         assert given is not None
@@ -105,6 +99,10 @@ class ConnectorScheduler(Scheduler):
         # A tier's hit of a head may change, but not that it lacks blocks as a whole.
         self.gate.keeps_heads &= self.gate.reserves_all and self.connector.keeps_still
         self.gate.keeps_needs = False
+        self._head_blocks = HeadBlocks(
+            *(self.gate, self.tables, self.running, self._most_slots),
+            has_groups=self.groups is not None,
+        )
         self.now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         self._admit_waiting = self._schedule_waiting
@@ -115,7 +113,7 @@ class ConnectorScheduler(Scheduler):
         self.delayed: dict[Request, None] = {}
         self.received: list[Request] = []
         self.failed: list[Request] = []
-        self._free = self._free_or_keep
+        self._free = self._let_go
         self._kept: set[Request] = set()  # leave, and their blocks are in use still
         self.has_ended_requests = False
         self.external_stats = PrefixCacheStats()
@@ -179,7 +177,9 @@ class ConnectorScheduler(Scheduler):
                 self._passed_over.add(request)
                 continue
             if head.is_async:
-                if not self._fits_load(request, head):
+                under_way = self._loads.begun | self._in_mid_way()
+                fits = self._head_blocks.fits_load
+                if not fits(request, head, self.step, under_way):
                     break
                 queues.pop_request()
                 self._begin_load(request, head)
@@ -221,7 +221,7 @@ class ConnectorScheduler(Scheduler):
         if request.table is not None and (num_computed or self.connector.keeps_loads):
             return Head(NOTHING_FOUND, num_computed, 0, False, is_looked_up=False)
         found = self.tables.find(request, request.num_tokens)
-        num_local = found.num_blocks * self.block_size
+        num_local = found.num_blocks * self._hit_tokens
         match = self.connector.get_num_new_matched_tokens(request, num_local)
         self.looks.append(Look(request, num_local, match.num_tokens))
         if match.num_tokens is None:
@@ -238,47 +238,14 @@ class ConnectorScheduler(Scheduler):
             if not self.gate.lets_in(request, num_tokens, head.found, self.step):
                 return False
             tables.begin(request, num_tokens, head.found)
-        else:
-            num_all = min(request.num_tokens, self._most_slots)
-            num_needed = self._num_missing_blocks(
-                request, max(num_tokens, num_all if self.gate.reserves_all else 0)
-            )
-            if num_needed + self._num_spare_blocks() > tables.num_free_blocks:
-                return False
-            tables.extend(request, num_tokens, num_computed)
+        elif not self._head_blocks.extend(request, num_tokens, num_computed):
+            return False
         if head.is_looked_up:
             self._count_hits(request, head)
         self.connector.update_state_after_alloc(
             request, partial(self.block_ids, request), head.num_external_tokens
         )
         return True
-
-    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        held = 0 if request.table is None else self.tables.num_blocks(request)
-        return max(-(-num_tokens // self.block_size) - held, 0)
-
-    def _num_spare_blocks(self) -> int:
-        return self.gate.num_spare_blocks if self.running else 0
-
-    def _fits_load(self, request: Request, head: Head) -> bool:
-        """Whether a head may load: its blocks, and what others under way still need."""
-        gate, tables, found = self.gate, self.tables, head.found
-        if gate.reserves_all and not gate.lets_in(
-            request, request.num_tokens, found, self.step
-        ):
-            return False
-        num_needed = tables.num_needed_blocks(
-            request, head.num_computed_tokens, found, is_whole=False
-        )
-        num_free = tables.num_free_blocks - self._num_spare_blocks()
-        return num_needed + self._num_reserved_blocks() <= num_free
-
-    def _num_reserved_blocks(self) -> int:
-        """Return the blocks that loads and prompts under way still need."""
-        return sum(
-            self._num_missing_blocks(each, min(each.num_tokens, self._most_slots))
-            for each in self._loads.begun | self._in_mid_way()
-        )
 
     def _in_mid_way(self) -> dict[Request, None]:
         """Return the running requests that have a part of their prompt to compute."""
@@ -360,6 +327,11 @@ class ConnectorScheduler(Scheduler):
     ) -> list[int]:
         return self.tables.block_ids(request, first, stop)
 
+    def offered(self, request: Request) -> GroupBlockIds:
+        """Return the blocks of a prompt that a producer holds for others, by group."""
+        exchange: Exchange = self.connector.exchange
+        return exchange.offered(request)
+
     # -- ends -----------------------------------------------------------------
 
     def abort(self, request: Request) -> None:
@@ -367,6 +339,7 @@ class ConnectorScheduler(Scheduler):
             self.clock.settle(request, self.step)
         loads = request.status is _LOADING and not self._loads.has_received(request)
         runs = request in self.running
+        self.tables.leave_behind(request, self._num_processed_tokens(request))
         keeps = self.connector.request_finished(
             request,
             partial(self.block_ids, request) if runs else no_blocks,
@@ -382,6 +355,17 @@ class ConnectorScheduler(Scheduler):
         self.has_ended_requests = True
         self._leave_queue(request)
         self._loads.forget(request)
+
+    def _num_processed_tokens(self, request: Request) -> int:
+        """Return the computed tokens of a request, of steps that have ended."""
+        return request.num_computed_tokens
+
+    def _let_go(self, request: Request) -> int:
+        """Free the blocks of a request that leaves or is preempted, or keep them."""
+        if request.status.is_finished:
+            num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
+            self.tables.leave_behind(request, num_tokens)
+        return self._free_or_keep(request)
 
     def _free_or_keep(self, request: Request) -> int:
         """Free the blocks of a request that leaves, unless they are in use."""
@@ -448,7 +432,10 @@ class ConnectorScheduler(Scheduler):
 
     def usage_facts(self) -> tuple[int, int, int]:
         num_physical, num_logical, num_tokens = super().usage_facts()
-        return num_physical, num_logical, num_tokens + self.num_held_tokens
+        num_held, groups = self.num_held_tokens, self.groups
+        if groups is not None:
+            num_held = groups.num_stored_tokens(num_held) - groups.num_stored_tokens(0)
+        return num_physical, num_logical, num_tokens + num_held
 
     @property
     def num_held_tokens(self) -> int:
@@ -476,22 +463,29 @@ class ConnectorScheduler(Scheduler):
         if request not in self.prefilling:
             super()._check_blocks(request)
             return
-        num_held = self.tables.num_blocks(request)
+        num_held = len(self.tables.block_ids(request))
         num_computed = min(request.num_computed_tokens, self._most_slots)
-        num_most = -(-max(request.num_tokens, num_computed) // self.block_size)
+        num_most = self._num_entries(max(request.num_tokens, num_computed))
         require(
-            -(-num_computed // self.block_size) <= num_held <= num_most,
+            self._num_entries(num_computed) <= num_held <= num_most,
             f"request {request.request_id}: {num_computed} of {request.num_tokens} "
             f"tokens computed, {num_held} blocks held",
         )
+
+    def _num_entries(self, num_tokens: int) -> int:
+        """Return the entries of the tables of a request of so many tokens."""
+        if self.groups is not None:
+            return self.groups.num_entries(num_tokens)
+        return -(-num_tokens // self.block_size)
 
     def check(self) -> None:
         super().check()
         self.connector.check()
         for request in self.waiting.holding:
-            num_blocks = -(-request.num_computed_tokens // self.block_size)
+            num_entries = self._num_entries(request.num_computed_tokens)
             require(
-                request.table is None or self.tables.num_blocks(request) >= num_blocks,
+                len(self.tables.block_ids(request))
+                >= num_entries * bool(request.table),
                 f"request {request.request_id} holds fewer blocks than it has loaded",
             )
         require(

@@ -1,0 +1,84 @@
+"""Blocks of a request that one engine reads from another, group by group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.v1.specs import SlidingWindowSpec
+
+if TYPE_CHECKING:
+    from cache.v1.specs import KVCacheLayout, KVCacheSpec
+    from sim.scheduler.request import Request
+
+GroupBlockIds = tuple[list[int], ...]
+"""Blocks by group; nothing at all where there is nothing to read."""
+
+
+class Exchange:
+    """Says which blocks of a request a producer offers, and a consumer asks for.
+
+    ::
+
+        window 5, blocks of 4, 13 tokens     | 0 .. 3 | 4 .. 7 | 8 .. 11 | 12 |
+        held by the producer                   null     null     7         8
+        offered: two blocks, and one more               null     7         8
+        asked for: the last of what is offered                   11        12
+
+    Null blocks stand where a window has passed; of chunked attention all are offered.
+
+    Parameters
+    ----------
+    layout
+        The groups.
+    tables
+        The blocks of requests, by these groups or of the only one.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
+    ``base_scheduler.py`` (`get_exchange_clipped_blocks`).
+    """
+
+    def __init__(self, layout: KVCacheLayout, tables: Any) -> None:
+        self._tables = tables
+        self._has_groups = hasattr(tables, "group_block_ids")
+        self.block_sizes = [group.spec.block_size for group in layout.groups]
+        self._most = [_most_blocks(group.spec) for group in layout.groups]
+
+    def offered(self, request: Request) -> GroupBlockIds:
+        """Return the blocks of a prompt that a producer holds for others."""
+        return self._clipped(self._block_ids(request, 0))
+
+    def wanted(self, request: Request, num_local_tokens: int) -> GroupBlockIds:
+        """Return the blocks of a request that begins to load, behind its own hit."""
+        return self._clipped(
+            [each for each in ids if each]
+            for ids in self._block_ids(request, num_local_tokens)
+        )
+
+    def _block_ids(self, request: Request, first_token: int) -> list[list[int]]:
+        """Return the block tables from a token on, which begins a block."""
+        sizes, tables = self.block_sizes, self._tables
+        if not self._has_groups:
+            return [tables.block_ids(request, first_token // sizes[0])]
+        by_group = tables.group_block_ids(request)
+        return [
+            ids[first_token // size :]
+            for ids, size in zip(by_group, sizes, strict=True)
+        ]
+
+    def _clipped(self, by_group: Any) -> GroupBlockIds:
+        return tuple(
+            ids if most is None else ids[-most:]
+            for ids, most in zip(by_group, self._most, strict=True)
+        )
+
+
+def _most_blocks(spec: KVCacheSpec) -> int | None:
+    """Return how many blocks of a group are exchanged at most, None for all.
+
+    Of a window as many as it fills, and one more as it need not begin with a block.
+    """
+    if not isinstance(spec, SlidingWindowSpec):
+        return None
+    return -(-spec.sliding_window // spec.block_size) + 1

@@ -1,0 +1,94 @@
+"""Blocks of heads that load, or have loaded: whether they are free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.heads import Head
+    from sim.scheduler.v1.gate import Gate
+
+
+class HeadBlocks:
+    """Tells whether a head finds its blocks, and leaves enough to those under way.
+
+    Parameters
+    ----------
+    gate
+        Knows the rules of admission.
+    tables, has_groups
+        The blocks, and whether they go by groups of layers.
+    running
+        Requests beside which a head leaves some blocks free.
+    most_slots
+        Most slots of a request.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        tables: Any,
+        running: Collection[Request],
+        most_slots: int,
+        *,
+        has_groups: bool,
+    ) -> None:
+        self._gate = gate
+        self._tables = tables
+        self._running = running
+        self._most_slots = most_slots
+        self._has_groups = has_groups
+
+    def num_missing(self, request: Request, num_tokens: int) -> int:
+        """Return the blocks that a request lacks for so many tokens.
+
+        Of those that it gives up again only what it holds at a time counts.
+        """
+        tables: Any = self._tables
+        if self._has_groups:
+            num_missing: int = tables.num_missing_blocks(request, num_tokens)
+            return num_missing
+        held: int = 0 if request.table is None else tables.num_blocks(request)
+        num_blocks: int = -(-num_tokens // tables.block_size) - held
+        return max(num_blocks, 0)
+
+    @property
+    def _num_spare(self) -> int:
+        return self._gate.num_spare_blocks if self._running else 0
+
+    def fits_load(
+        self, request: Request, head: Head, step: int, under_way: Iterable[Request]
+    ) -> bool:
+        """Whether a head may load: its blocks, and what others under way still need."""
+        gate, tables, found = self._gate, self._tables, head.found
+        num_tokens, num_external = head.num_computed_tokens, head.num_external_tokens
+        if gate.reserves_all and not gate.lets_in(
+            request, num_tokens, found, step, num_external_tokens=num_external
+        ):
+            return False
+        num_needed: int = tables.num_needed_blocks(
+            *(request, num_tokens, found),
+            is_whole=False,
+            num_external_tokens=num_external,
+        )
+        num_reserved = sum(
+            self.num_missing(each, min(each.num_tokens, self._most_slots))
+            for each in under_way
+        )
+        num_free: int = tables.num_free_blocks - self._num_spare
+        return num_needed + num_reserved <= num_free
+
+    def extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
+        """Give a head that has loaded its slots up to a token; say if they fit."""
+        tables = self._tables
+        num_all = min(request.num_tokens, self._most_slots)
+        num_needed = self.num_missing(
+            request, max(num_tokens, num_all if self._gate.reserves_all else 0)
+        )
+        if num_needed + self._num_spare > tables.num_free_blocks:
+            return False
+        tables.extend(request, num_tokens, num_computed)
+        return True

@@ -1,0 +1,160 @@
+"""Prefill and decode pools of models whose layers make several KV cache groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cache.v1.block_tables import BlockTables
+from cache.v1.groups.kinds import EngineLimits
+from cache.v1.runs.group_tables import GroupRunTables
+from cache.v1.specs import KVCacheLayout, SlidingWindowSpec
+from sim.config.tables import parse_config
+from sim.costs.transfers import pages_by_group
+from sim.errors import ConfigError
+from sim.hardware.capacity import estimate_capacity
+from sim.scheduler.v1.connectors.exchange import Exchange
+from sim.simulation.run import Simulation
+from tests.sim.build import request_from_spec, spec
+from tests.sim.test_fleet_pairs import (
+    checked,
+    fleet_of,
+    is_the_same_stepwise,
+    simulation_of,
+)
+from tests.sim.test_fleet_run import data_of
+
+GPT_OSS: dict[str, Any] = {
+    "model": "openai/gpt-oss-20b",
+    "num_gpu_blocks_override": 150,
+    "max_model_len": 1024,
+}
+
+
+def layout_of(model: str) -> KVCacheLayout:
+    capacity = estimate_capacity(model, "h200_sxm", tensor_parallel_size=2)
+    assert capacity.plan is not None
+    return capacity.plan.layout
+
+
+def test_a_block_is_read_from_the_tensors_that_layers_of_its_group_share() -> None:
+    """gemma-3-27b: 10 full layers, and 52 with windows in groups of 9, 9, 9, 9, 8, 8.
+
+    The tenth tensor is of full attention alone; all others are of several groups, one
+    of which has no layer in the ninth.
+    """
+    layout = layout_of("google/gemma-3-27b-it")
+    assert sorted(len(group.layer_names) for group in layout.groups) == [
+        *(8, 8, 9, 9, 9, 9, 10)
+    ]
+    full, *windows = sorted(
+        pages_by_group(layout), key=lambda pages: pages.per_block, reverse=True
+    )
+    assert (full.per_block, [each.per_block for each in windows]) == (10, [9] * 6)
+    assert full.page_bytes == 16 * 8 * 128 * 2 * 2  # 8 of 16 heads on a rank, in 16 bit
+    one_group = KVCacheLayout(layout.groups[:1], 9, 0, 16, 16, 16)
+    length = len(layout.groups[0].layer_names)
+    assert [each.per_block for each in pages_by_group(one_group)] == [length]
+
+
+def test_of_a_window_only_its_end_is_offered() -> None:
+    """Window 5, blocks of 4, 13 tokens: what the docstring of `Exchange` draws."""
+    full = KVCacheLayout.of_one_group(20, 4).groups
+    window = KVCacheLayout.of_one_group(20, 4, 5).groups
+    assert isinstance(window[0].spec, SlidingWindowSpec)
+    layout = KVCacheLayout(full + window, 20, 0, 4, 4, 4)
+    limits = EngineLimits(48, 48, 48)
+    found = []
+    for tables in (
+        GroupRunTables(layout, limits, retention_interval=0),
+        BlockTables(layout, limits, enable_caching=True),
+    ):
+        exchange = Exchange(layout, tables)
+        producer, consumer = (
+            request_from_spec(spec(number, 0.0, 13, 1), 48) for number in range(2)
+        )
+        tables.begin(producer, 13, tables.find(producer, 13))
+        tables.leave_behind(producer, 13)
+        tables.begin(consumer, 13, tables.find(consumer, 13), num_tokens_to_cache=0)
+        assert tables.num_missing_blocks(consumer, 13) == 0
+        found.append((exchange.offered(producer), exchange.wanted(consumer, 0)))
+        tables.check([producer, consumer])
+    # Blocks 5 and 6 lay behind the window, and are free again.
+    both = ([1, 2, 3, 4], [0, 7, 8]), ([6, 5, 9, 10], [11, 12])
+    assert found == [both, both]
+
+
+def test_a_lone_request_reads_what_its_windows_reach() -> None:
+    """Of 1,000 tokens 63 blocks are of full attention, and 9 of windows of 128."""
+    links = {"bytes_per_s": 1e9, "latency_s": 0.01, "descriptor_s": 1e-5}
+    engine = GPT_OSS | {"max_model_len": 2048}
+    data = data_of(engine, fleet_of(1, 1, links=links), 1)
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "fixed", "tokens": 1000},
+        "output_tokens": {"kind": "fixed", "tokens": 3},
+    }
+    results = Simulation(parse_config(data)).run()
+    request, moved = results.requests.iloc[0], results.summary["transfers"]
+    num_bytes = (63 + 9) * 12 * 16 * 8 * 64 * 2 * 2  # 12 layers, 8 heads of 64, 16 bit
+    assert moved["num_bytes"] == num_bytes
+    fixed_s = 0.01 + 1e-5 * (63 + 9) * 12
+    assert request["ttft_transfer_s"] == pytest.approx(fixed_s + num_bytes / 1e9)
+    assert request["num_transferred_tokens"] == 63 * 16
+    assert request["num_cached_tokens"] == 999
+
+
+@pytest.mark.parametrize(
+    ("ahead", "engine"),
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"enable_prefix_caching": False}),
+        pytest.param(True, {"sliding_window": 40}, marks=pytest.mark.slow),
+        pytest.param(False, {"sliding_window": 40}, marks=pytest.mark.slow),
+    ],
+)
+def test_stepwise_it_is_the_same(ahead: bool, engine: dict[str, Any]) -> None:
+    base = GPT_OSS
+    if "sliding_window" in engine:
+        base = {"num_gpu_blocks_override": 70, "max_model_len": 1024}
+    both = base | {"async_scheduling": ahead} | engine
+    results = is_the_same_stepwise(fleet_of(2, 2), both, num_requests=60)
+    moved = results.summary["transfers"]
+    assert moved["num_transfers"] == 60
+    assert results.summary["completed"] == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_block_is_lost(ahead: bool) -> None:
+    engine = GPT_OSS | {"async_scheduling": ahead}
+    assert checked(simulation_of(fleet_of(2, 1), engine)).summary["completed"] == 90
+
+
+@pytest.mark.parametrize(
+    ("engine", "pool", "line"),
+    [
+        (
+            {"model": "ibm-granite/granite-4.0-h-tiny", "max_model_len": 1024},
+            {},
+            "with attention only, not with states",
+        ),
+        (
+            GPT_OSS,
+            {"disable_hybrid_kv_cache_manager": True},
+            "KV cache groups of sliding window of 128 and full attention in p, ",
+        ),
+        (
+            GPT_OSS | {"kv_offloading_size": 8},
+            {},
+            "kv_offloading_size",
+        ),
+    ],
+)
+def test_refused(engine: dict[str, Any], pool: dict[str, Any], line: str) -> None:
+    fleet = fleet_of(1, 1)
+    fleet["pools"][1]["engine"] = pool
+    with pytest.raises(ConfigError, match=line) as refused:
+        simulation_of(fleet, engine)
+    assert "\n" not in str(refused.value)
