@@ -187,17 +187,20 @@ def test_the_tree_knows_the_longest_prefix(
 
 
 @given(
-    st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12), st.integers(0, 9)
+    st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12),
+    st.integers(0, 9),
+    st.booleans(),
 )
 def test_eviction_forgets_old_ends_and_no_beginning(
-    sent: list[tuple[Pieces, int]], most: int
+    sent: list[tuple[Pieces, int]], most: int, is_shared: bool
 ) -> None:
-    tree = PrefixTree(most)
+    tree = PrefixTree(most, is_shared=is_shared)
     for pieces, place in sent:
         tree.insert(pieces, place)
         tree.evict()
         tree.check()
-        assert all(number <= most for number in tree.num_tokens.values())
+        numbers = tree.num_tokens.values()
+        assert (sum if is_shared else max)(numbers) <= most
 
 
 def test_the_oldest_end_goes_first() -> None:
@@ -209,6 +212,20 @@ def test_the_oldest_end_goes_first() -> None:
     assert tree.num_tokens == {0: 7}
     assert tree.match([(1, 0, 4), (2, 0, 2)]) == (4, [0])
     assert tree.match([(1, 0, 4), (3, 0, 2)]) == (6, [0])
+
+
+def test_one_limit_for_all_engines_takes_the_oldest_of_any() -> None:
+    tree = PrefixTree(10, is_shared=True)
+    for segment, place in ((1, 0), (2, 1), (3, 0)):
+        tree.insert([(segment, 0, 4)], place)
+    tree.insert([(1, 0, 2)], 0)  # the beginning of the oldest is used again
+    tree.evict()
+    assert tree.num_tokens == {0: 6, 1: 4}
+    tree.insert([(4, 0, 4)], 1)
+    tree.evict()
+    assert tree.num_tokens == {0: 6, 1: 4}
+    assert tree.match([(2, 0, 4)]) == (0, [])
+    assert SGLangCacheAware(2, stream(), spill_gate=True).tree.is_shared
 
 
 # -- SGLang's router -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from cache.errors import require
 from cache.tokens import TokenRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from cache.tokens import Piece, TokenSlice
 
@@ -53,6 +54,8 @@ class PrefixTree:
     ----------
     most_tokens
         What is remembered of an engine before `evict` takes the oldest ends.
+    is_shared
+        Whether that is the limit of all engines together.
 
     Attributes
     ----------
@@ -62,11 +65,13 @@ class PrefixTree:
     Notes
     -----
     Source: sglang-router 0.3.2 (tree of characters per model, its nodes with the
-    workers that were sent them, and when).
+    workers that were sent them, and when); of SMG the one limit (its string tree's
+    ``evict_tenant_by_size``).
     """
 
-    def __init__(self, most_tokens: int) -> None:
+    def __init__(self, most_tokens: int, *, is_shared: bool = False) -> None:
         self.most_tokens = most_tokens
+        self.is_shared = is_shared
         self.num_tokens: dict[int, int] = {}
         self._root = _Node([], None)
         self._ticks = count(1)
@@ -112,10 +117,12 @@ class PrefixTree:
             node = child
 
     def evict(self) -> None:
-        """Forget the least recently used ends of engines beyond `most_tokens`."""
-        for place, num_tokens in self.num_tokens.items():
-            if num_tokens > self.most_tokens:
-                self._evict_from(place)
+        """Forget the least recently used ends beyond `most_tokens`."""
+        if self.is_shared:
+            self._evict_from(self.num_tokens)
+            return
+        for place in self.num_tokens:
+            self._evict_from((place,))
 
     def forget(self, place: int) -> None:
         """Forget all that the engine at `place` was sent."""
@@ -126,23 +133,30 @@ class PrefixTree:
                 assert node.parent is not None
                 del node.parent.children[node.pieces[0][:2]]
 
-    def _evict_from(self, place: int) -> None:
+    def _evict_from(self, places: Collection[int]) -> None:
+        """Forget the oldest ends of some engines until they are within the limit."""
+        left = sum(self.num_tokens[place] for place in places) - self.most_tokens
+        if left <= 0:
+            return
+        # No two ends were used at one tick: a prompt has one.
         ends = [
-            node
+            (tick, place, node)
             for node in self._nodes()
-            if place in node.used and not self._is_inside(node, place)
+            for place, tick in node.used.items()
+            if place in places and not self._is_inside(node, place)
         ]
-        while self.num_tokens[place] > self.most_tokens:
-            node = min(ends, key=lambda each: each.used[place])
-            ends.remove(node)
+        heapify(ends)
+        while left > 0:
+            _, place, node = heappop(ends)
             parent = node.parent
             assert parent is not None
             del node.used[place]
             self.num_tokens[place] -= node.num_tokens
+            left -= node.num_tokens
             if not (node.used or node.children):
                 del parent.children[node.pieces[0][:2]]
             if place in parent.used and not self._is_inside(parent, place):
-                ends.append(parent)
+                heappush(ends, (parent.used[place], place, parent))
 
     @staticmethod
     def _is_inside(node: _Node, place: int) -> bool:

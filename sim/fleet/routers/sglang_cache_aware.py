@@ -57,7 +57,8 @@ class SGLangCacheAware(RandomRouter):
     spill_gate
         Whether to choose as SMG does, the router that came after.
     max_tree_size
-        Characters that are remembered of an engine when the oldest are taken out.
+        Characters that are remembered of an engine when the oldest are taken out; with
+        `spill_gate` of all engines together.
 
     Attributes
     ----------
@@ -67,8 +68,8 @@ class SGLangCacheAware(RandomRouter):
     Notes
     -----
     Source: sglang-router 0.3.2, its launcher's defaults (`router_args.py`) and its
-    policy `cache_aware`; with `spill_gate` SMG 1.13.0, as its server chooses (its tree
-    has one limit for all engines). A token counts as `CHARS_PER_TOKEN` characters.
+    policy `cache_aware`; with `spill_gate` SMG 1.13.0, as its server chooses. A token
+    counts as `CHARS_PER_TOKEN` characters.
     """
 
     interval_s = 60.0
@@ -96,7 +97,7 @@ class SGLangCacheAware(RandomRouter):
         self.balance_abs_threshold = balance_abs_threshold
         self.balance_rel_threshold = balance_rel_threshold
         self.spill_gate = spill_gate
-        self.tree = PrefixTree(max_tree_size // CHARS_PER_TOKEN)
+        self.tree = PrefixTree(max_tree_size // CHARS_PER_TOKEN, is_shared=spill_gate)
 
     def _pick(self, request: Request) -> int:
         pieces = pieces_of(request.tokens.prompt())
