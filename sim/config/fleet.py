@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,6 +16,9 @@ from sim.config.pairs import (
 )
 from sim.config.types import ConfigTable, Kind
 from sim.hardware.gpus import price_name, priced_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
@@ -200,41 +203,41 @@ class FleetTable(ConfigTable):
                 )
         return self
 
-    def _scaled_places(self) -> set[int]:
-        """Return the engines that an autoscaler starts and takes out."""
-        found: set[int] = set()
-        first = 0
-        for pool in self.pools:
-            number = self.most_replicas(pool)
-            if self.autoscaler_of(pool) is not None:
-                found |= set(range(first, first + number))
-            first += number
-        return found
+    def check_events(self, num_ranks: Sequence[int]) -> None:
+        """Refuse events of engines that are not there.
 
-    @model_validator(mode="after")
-    def _in_turn(self) -> FleetTable:
-        """Refuse events of engines that are not there."""
-        is_on = [True] * self.num_engines
-        scaled = self._scaled_places()
+        Parameters
+        ----------
+        num_ranks
+            By pool, of how many engines a replica is, which come and go together.
+        """
+        replicas: list[tuple[PoolTable, int]] = []  # of each engine, with its number
+        for pool, number in zip(self.pools, num_ranks, strict=True):
+            for _ in range(self.most_replicas(pool)):
+                replicas += [(pool, len(replicas))] * number
+        is_off: set[int] = set()
         for event in sorted(self.events, key=lambda each: each.time_s):
-            if event.engine >= len(is_on):
+            if event.engine >= len(replicas):
                 raise ValueError(
-                    f"events: engines are numbered from 0 to {len(is_on) - 1}, pool by "
-                    f"pool, got {event.engine}"
+                    f"events: engines are numbered from 0 to {len(replicas) - 1}, pool "
+                    f"by pool, got {event.engine}"
                 )
-            if event.engine in scaled:
+            pool, replica = replicas[event.engine]
+            if self.autoscaler_of(pool) is not None:
                 if event.kind in {"start", "drain"}:
                     raise ValueError(
                         f"events: engine {event.engine} has an autoscaler, which "
                         f"starts and drains it, got {event.kind}; remove it"
                     )
                 continue
-            if is_on[event.engine] is (event.kind == "start"):
-                state = "is on already" if is_on[event.engine] else "is off by then"
+            is_on = replica not in is_off
+            if is_on is (event.kind == "start"):
+                state = "is on already" if is_on else "is off by then"
                 raise ValueError(
                     f"events: engine {event.engine} {state}, got {event.kind} at "
                     f"{event.time_s} s; remove it"
                 )
-            if event.kind != "slow":
-                is_on[event.engine] = event.kind == "start"
-        return self
+            if event.kind == "start":
+                is_off.discard(replica)
+            elif event.kind != "slow":
+                is_off.add(replica)

@@ -80,23 +80,17 @@ class RunConfig(ConfigTable):
                 self._check_flow(engine, place)
             self._check_tier(engine, pool)
             self._check_drafts(engine, pool)
-            self._check_ranks(engine, pool)
+            self._check_ranks(engine)
+        if self.fleet is not None:
+            try:
+                self.fleet.check_events([e.data_parallel_size for e in self.engines()])
+            except ValueError as error:
+                raise ValueError(f"fleet.{error}") from error
         return self
 
-    def _check_ranks(self, engine: EngineConfig, pool: PoolTable) -> None:
-        """Refuse ranks of replicas that come and go, or with servers of their own."""
-        fleet, number = self.fleet, engine.data_parallel_size
-        assert fleet is not None
-        if number == 1:
-            return
-        for key in ("events", "autoscaler"):
-            if getattr(fleet, key):
-                raise ValueError(
-                    f"fleet.{key}: ranks of a replica come and go together, which is "
-                    f"not built, got data_parallel_size {number} of pool {pool.name}; "
-                    f"remove one of them"
-                )
-        if engine.api_server_count:
+    def _check_ranks(self, engine: EngineConfig) -> None:
+        """Refuse ranks of replicas with servers of their own."""
+        if engine.data_parallel_size > 1 and engine.api_server_count:
             raise ValueError(
                 f"fleet: the router chooses the rank, and no API server of the "
                 f"replica, got api_server_count {engine.api_server_count}; remove it"

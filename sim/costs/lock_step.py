@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from sim.costs.base import StepCost
+from sim.costs.slowed import slowed
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class RankStep(NamedTuple):
     """As long as that of the others."""
     wait_s: float
     """Its wait for the slowest rank: part of ``cost.allreduce_s``."""
+
+    def slowed(self, factor: float) -> RankStep:
+        """Return the same step if it takes so many times as long."""
+        if factor == 1.0:
+            return self
+        return RankStep(slowed(self.cost, factor), self.wait_s * factor)
 
 
 def steps_together(

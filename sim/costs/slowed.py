@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
 
 
+def slowed(cost: StepCost, factor: float) -> StepCost:
+    """Return the cost of a step that takes `factor` times as long."""
+    parts = [part * factor for part in cost.parts]
+    return StepCost._make(
+        (
+            cost.total_s * factor,
+            *parts,
+            cost.extrapolated,
+            cost.lo_s * factor,
+            cost.hi_s * factor,
+        )
+    )
+
+
 class Slowed:
     """A cost model whose steps take `factor` times as long as another's.
 
@@ -42,17 +56,7 @@ class Slowed:
         self._batch_total = batch_total_of(model)
 
     def step(self, shape: BatchShape) -> StepCost:
-        cost, factor = self.model.step(shape), self.factor
-        parts = [part * factor for part in cost.parts]
-        return StepCost._make(
-            (
-                cost.total_s * factor,
-                *parts,
-                cost.extrapolated,
-                cost.lo_s * factor,
-                cost.hi_s * factor,
-            )
-        )
+        return slowed(self.model.step(shape), self.factor)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
         """Return the times of a pipeline's stages; see `sim.costs.pipeline`."""

@@ -80,6 +80,8 @@ class LockStep:
         Waves that were started.
     is_running
         Whether a wave goes on.
+    factor
+        How many times as long as their price steps take from the next one on.
     """
 
     def __init__(
@@ -92,21 +94,33 @@ class LockStep:
         host: HostAhead | None = None,
     ) -> None:
         self.env = env
-        self.ranks: list[Rank] = [
-            Rank(self, place) if host is None else AheadRank(self, place, host)
-            for place in range(num_ranks)
-        ]
         self.num_waves = 0
         self.is_running = False
         self._price = price
         self._sync_interval = sync_interval
         self._host = host
+        self.ranks = [self._rank(place) for place in range(num_ranks)]
         self._steps = deque[_Step]()  # that some rank has joined, and not all
         self._num_begun = 0
         self._last_s = self._before_s = -inf  # ends of the latest, and the one before
+        self.factor = 1.0
         self._num_asking = 0
+        self._asks_from = inf  # the turn from which on all ask after each
         self._has_work = False
         self._answer: simpy.Event | None = None
+
+    def _rank(self, place: int) -> Rank:
+        return Rank(self, place) if self._host is None else AheadRank(self, place)
+
+    def renewed(self, place: int) -> Rank:
+        """Return the pace of an engine that takes the place of one that has ended.
+
+        All ranks end, and begin again, together.
+        """
+        old, new = self.ranks[place], self._rank(place)
+        new.num_joined, new.waits_s = old.num_joined, old.waits_s
+        self.ranks[place] = new
+        return new
 
     # -- waves ----------------------------------------------------------------
 
@@ -130,7 +144,8 @@ class LockStep:
         self, num_turns: int, *, has_work: bool
     ) -> Generator[simpy.Event, Any, None]:
         """Let a rank ask the others after so many turns of a wave, if it is due."""
-        if num_turns > 1 and num_turns % self._sync_interval:
+        is_due = num_turns == 1 or num_turns % self._sync_interval == 0
+        if not (is_due or num_turns >= self._asks_from):
             return
         self._has_work |= has_work
         self._num_asking += 1
@@ -139,14 +154,32 @@ class LockStep:
         answer = self._answer
         if self._num_asking == len(self.ranks):
             if not self._has_work:
-                self.is_running = False
+                self.is_running, self._asks_from = False, inf
                 for rank in self.ranks:
                     rank.num_turns = 0
             self._answer, self._num_asking, self._has_work = None, 0, False
             answer.succeed()
         yield answer
 
+    def close(self) -> None:
+        """Let a wave end with the first turn after which no rank has work."""
+        if self.is_running:
+            self._asks_from = max(rank.num_turns for rank in self.ranks) + 1
+
     # -- steps ----------------------------------------------------------------
+
+    def host_s(self, num_rows: int) -> float:
+        """Return what the host takes to prepare a batch of so many requests."""
+        host = self._host
+        assert host is not None
+        return self.factor * host.split(host.prepare_s, num_rows)[0]
+
+    def gpu_s(self, own: RankStep) -> float:
+        """Return how long a step takes without its preparation on the host."""
+        total_s, host = own.cost.total_s, self._host
+        if host is None:
+            return total_s
+        return self.factor * host.split(total_s / self.factor, 0)[1]
 
     def join(self, rank: Rank, shape: BatchShape, ready_s: float) -> _Step:
         """Take the batch that a rank has launched at a time; return the step of all."""
@@ -168,12 +201,11 @@ class LockStep:
 
     def _begin(self, step: _Step) -> None:
         """Let a step run once all ranks are ready, and the one before has ended."""
-        own = self._price(step.shapes)
+        own = [each.slowed(self.factor) for each in self._price(step.shapes)]
         total_s, now_s = own[0].cost.total_s, self.env.now
-        gpu_s = total_s if self._host is None else self._host.split(total_s, 0)[1]
         before_s = self._last_s
         begin_s = max(step.ready_s, before_s)
-        end_s = begin_s + gpu_s
+        end_s = begin_s + self.gpu_s(own[0])
         if not begin_s < end_s < inf:
             raise CostError(
                 f"a step must take a finite time of more than zero (invariant 3): the "
@@ -230,6 +262,17 @@ class Rank:
         self.is_resting = True
         return self._group.all_rest()
 
+    def close(self) -> None:
+        self._group.close()
+
+    def slow(self, factor: float) -> None:
+        """Let the steps of all ranks take so many times as long."""
+        self._group.factor = factor
+
+    def renewed(self) -> Rank:
+        """Return the pace of the engine that takes the place of this one."""
+        return self._group.renewed(self.place)
+
     def batch_queue(self, log: StepLog) -> Any:
         del log
         raise TypeError("a rank with one step in flight has no batch queue")
@@ -274,8 +317,6 @@ class AheadRank(Rank):
     ----------
     group, place
         See `Rank`.
-    host
-        See `LockStep`.
 
     Attributes
     ----------
@@ -289,9 +330,8 @@ class AheadRank(Rank):
 
     steady_s = -inf
 
-    def __init__(self, group: LockStep, place: int, host: HostAhead) -> None:
+    def __init__(self, group: LockStep, place: int) -> None:
         super().__init__(group, place)
-        self._host = host
         self._log: StepLog | None = None
         self._ready_s = -inf
         self._launched = deque[_Launched]()
@@ -389,9 +429,8 @@ class AheadRank(Rank):
             yield At(self._env, self._ready_s, STEP_PRIORITY)
 
     def _launch(self, row: bytes, shape: BatchShape, *, is_dummy: bool) -> _Step:
-        now_s, host = self._env.now, self._host
-        num_rows = shape.num_decodes + shape.num_prefills or 1
-        host_s = host.split(host.prepare_s, num_rows)[0]
+        now_s = self._env.now
+        host_s = self._group.host_s(shape.num_decodes + shape.num_prefills or 1)
         self._ready_s = max(now_s, self._ready_s) + host_s
         self._launched.append(_Launched(row, now_s, host_s, is_dummy))
         return self._group.join(self, shape, self._ready_s)
@@ -406,7 +445,7 @@ class AheadRank(Rank):
         if is_dummy:
             log.outputs_s.append(end_s)
             return
-        gpu_s = self._host.split(own.cost.total_s, 0)[1]
+        gpu_s = self._group.gpu_s(own)
         in_turn_s = end_s - max(before_s, launched_s)
         self.overlapped_s += max(host_s + gpu_s - in_turn_s, 0.0)
 

@@ -43,6 +43,10 @@ class Pace(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Note that all engines get no more requests, and end when they have none."""
+        ...
+
     def turned(self, *, has_work: bool) -> Generator[simpy.Event, Any, None]:
         """Do what follows a turn of the engine core, before its next call."""
         ...

@@ -14,7 +14,7 @@ from sim.fleet.roster import ReplicaEvent, ReplicaState
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import simpy
 
@@ -169,7 +169,7 @@ class TwoPools(Replicas):
 
     Parameters
     ----------
-    env, engines, router, events, renew, slow, off
+    env, engines, router, events, renew, slow, off, replicas
         See `Replicas`; each engine has a `Side` beside.
 
     Attributes
@@ -191,9 +191,11 @@ class TwoPools(Replicas):
         renew: Callable[[int, Engine], Engine],
         slow: Callable[[int, Engine, float], None],
         off: Collection[int] = (),
+        replicas: Iterable[Sequence[int]] = (),
     ) -> None:
         super().__init__(
-            *(env, engines, router, events), partial(self._renewed, renew), slow, off
+            *(env, engines, router, events, partial(self._renewed, renew)),
+            *(slow, off, replicas),
         )
         self.num_local = 0
         self.all_scrapes: list[Scrapes] = []
@@ -380,11 +382,16 @@ class Pairs(TwoPools):
     # -- replicas -------------------------------------------------------------
 
     def _die(self, event: ReplicaEvent) -> None:
-        num_tolls, side = len(self._tolls), self._side(event.place)
+        num_tolls = len(self._tolls)
+        sides = [self._side(place) for place in self.ranks_of(event.place)]
         super()._die(event)
         if len(self._tolls) == num_tolls:
             return  # it was off
-        self._tolls_of[side] = self._tolls[-1]
+        for side in sides:
+            self._tolls_of[side] = self._tolls[-1]
+            self._die_beside(side)
+
+    def _die_beside(self, side: PairSteps) -> None:
         if isinstance(side, ConsumerSteps):
             side.die()
             return

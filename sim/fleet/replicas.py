@@ -13,7 +13,7 @@ from sim.fleet.roster import EventKind, ReplicaEvent, ReplicaState, Roster, Toll
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
     import simpy
 
@@ -78,6 +78,9 @@ class Replicas(Engines):
         Sets how much longer the steps of the engine at a place take from now on.
     off
         Places of engines that are not there at first; all others are ready.
+    replicas
+        Places of the engines of replicas that have several: data-parallel ranks, which
+        come and go together.
 
     Attributes
     ----------
@@ -104,9 +107,14 @@ class Replicas(Engines):
         renew: Callable[[int, Engine], Engine],
         slow: Callable[[int, Engine, float], None],
         off: Collection[int] = (),
+        replicas: Iterable[Sequence[int]] = (),
     ) -> None:
         super().__init__(env, engines, router)
         self.engines: list[Engine] = engines
+        self._ranks: list[Sequence[int]] = [(place,) for place in range(len(engines))]
+        for ranks in replicas:
+            for place in ranks:
+                self._ranks[place] = ranks
         self.roster = Roster(len(engines))
         self.autoscalers: list[Scaler] = []
         self.num_submitted = 0
@@ -130,7 +138,8 @@ class Replicas(Engines):
         self.done = env.process(self._end())
         self._plan_change(self._next_event_s)
         for place in off:
-            self._move(place, ReplicaState.OFF)
+            if self.roster.states[place] is not ReplicaState.OFF:
+                self._move(place, ReplicaState.OFF)
             engines[place].close_arrivals()
         env.process(self._happen())
 
@@ -234,10 +243,11 @@ class Replicas(Engines):
             elif event.kind is EventKind.DIE:
                 self._die(event)
             elif event.kind is EventKind.DRAIN:
-                self._drain(event.place)
+                self._drain(self.ranks_of(event.place)[0])
             else:
-                self._is_wanted[event.place] = True
-                self.env.process(self._start(event.place))
+                place = self.ranks_of(event.place)[0]
+                self._is_wanted[place] = True
+                self.env.process(self._start(place))
         self._plan_change(inf)
 
     def _plan_change(self, next_event_s: float) -> None:
@@ -247,24 +257,46 @@ class Replicas(Engines):
         planned_s = min(self._planned_s.values(), default=inf)
         self.next_change_s = -inf if is_dying else min(next_event_s, planned_s)
 
+    def ranks_of(self, place: int) -> Sequence[int]:
+        """Return the places of a replica's engines; the first one stands for it."""
+        return self._ranks[place]
+
     def _die(self, event: ReplicaEvent) -> None:
-        place = event.place
+        ranks = self.ranks_of(event.place)
+        place = ranks[0]
         self._is_wanted[place] = False
         if self.roster.states[place] in {ReplicaState.DYING, ReplicaState.OFF}:
             return
-        toll = self._toll_of[place] = Toll(event)
+        toll = Toll(event)
+        self._toll_of |= dict.fromkeys(ranks, toll)
         self._tolls.append(toll)
         if self.roster.states[place] is ReplicaState.STARTING:
             self._move(place, ReplicaState.OFF)
             return
         self._move(place, ReplicaState.DYING)
-        engine = self.engines[place]
-        for request in [*engine.recorder.active.values()]:
-            engine.abort(request, DIED, goes_on=event.retries)
-        if engine.beside is not None:
-            engine.between_steps(engine.beside.leave)
-        engine.between_steps(partial(self._move, place, ReplicaState.OFF))
-        engine.close_arrivals()
+        dying = set(ranks)
+        for each in ranks:
+            engine = self.engines[each]
+            for request in [*engine.recorder.active.values()]:
+                engine.abort(request, DIED, goes_on=event.retries)
+            if engine.beside is not None:
+                engine.between_steps(engine.beside.leave)
+            engine.between_steps(partial(self._died, each, dying))
+        self._let_end(ranks)
+
+    def _died(self, place: int, dying: set[int]) -> None:
+        """Take note that an engine of a replica has ended its last step."""
+        dying.remove(place)
+        if not dying:
+            self._move(place, ReplicaState.OFF)
+
+    def _let_end(self, ranks: Sequence[int]) -> None:
+        """Let the engines of a replica end when they have nothing left to do."""
+        for place in ranks:
+            engine = self.engines[place]
+            engine.close_arrivals()
+            if engine.pace is not None:
+                engine.pace.close()
 
     def _drain(self, place: int) -> None:
         self._is_wanted[place] = False
@@ -273,13 +305,13 @@ class Replicas(Engines):
             self._end_drained(place)
 
     def _end_drained(self, place: int) -> None:
-        engine = self.engines[place]
-        if not self._is_needed(engine):
-            self._move(place, ReplicaState.OFF)
-            beside = engine.beside
-            if beside is not None:  # its host goes when copies have ended
-                engine.done.callbacks.append(lambda _: beside.leave())
-            engine.close_arrivals()
+        ranks = self.ranks_of(place)
+        if any(self._is_needed(self.engines[each]) for each in ranks):
+            return
+        self._move(place, ReplicaState.OFF)
+        for each in ranks:
+            _leave_at_end(self.engines[each])
+        self._let_end(ranks)
 
     def _is_needed(self, engine: Engine) -> bool:
         """Whether an engine that drains has something left to do."""
@@ -287,10 +319,9 @@ class Replicas(Engines):
 
     def _start(self, place: int) -> Generator[simpy.Event, None, None]:
         """Let a replica be ready: the engine that was drained, or a new one."""
-        engine = self.engines[place]
         is_new = self.roster.states[place] is not ReplicaState.DRAINING
         if is_new:
-            yield engine.done
+            yield from self._dones(place)
         self._num_to_come -= 1
         if self._is_wanted[place] and not self._is_over.triggered:
             if is_new:
@@ -298,14 +329,19 @@ class Replicas(Engines):
             self._move(place, ReplicaState.READY)
         self._hand_over_held()
 
+    def _dones(self, place: int) -> list[simpy.Event]:
+        """Return when the engines of a replica have ended."""
+        return [self.engines[each].done for each in self.ranks_of(place)]
+
     def _replace(self, place: int) -> None:
-        """Let a new engine take the place of one that has ended."""
-        engine = self.engines[place]
-        self.ended.setdefault(place, []).append(engine)
-        new = self.engines[place] = self._renew(place, engine)
-        for every_steps, observer, is_of_each in self._observed:
-            if is_of_each or not place:
-                new.observe(every_steps, observer)
+        """Let new engines take the places of those of a replica that has ended."""
+        for each in self.ranks_of(place):
+            engine = self.engines[each]
+            self.ended.setdefault(each, []).append(engine)
+            new = self.engines[each] = self._renew(each, engine)
+            for every_steps, observer, is_of_each in self._observed:
+                if is_of_each or not each:
+                    new.observe(every_steps, observer)
 
     def _hand_over_held(self) -> None:
         # One by one: a refused one must not end a run in which others are held.
@@ -316,7 +352,8 @@ class Replicas(Engines):
         """Change the state of a replica, and say so to the router."""
         roster = self.roster
         before = roster.ready
-        roster.move(place, state, self.env.now)
+        for each in self.ranks_of(place):
+            roster.move(each, state, self.env.now)
         self._planned_s.pop(place, None)
         self._plan_change(self._next_event_s)
         ready = roster.ready
@@ -338,9 +375,7 @@ class Replicas(Engines):
         self.roster.check(place, ReplicaState.OFF)
         self._move(place, ReplicaState.STARTING)
         self._is_wanted[place] = True
-        self._plan(
-            place, self.env.now + start_s, self._launched, self.engines[place].done
-        )
+        self._plan(place, self.env.now + start_s, self._launched, self._dones(place))
 
     def take_out(self, place: int, drain_s: float) -> None:
         """Drain a replica, or end its start; what it has after `drain_s` moves on."""
@@ -358,24 +393,23 @@ class Replicas(Engines):
         place: int,
         time_s: float,
         then: Callable[[int], None],
-        event: simpy.Event | None = None,
+        events: Sequence[simpy.Event] = (),
     ) -> None:
-        """Call `then` at a time and after an event, if the state lasts until then."""
+        """Call `then` at a time and after events, if the state lasts until then."""
         self._planned_s[place] = time_s
         self._plan_change(self._next_event_s)
-        self.env.process(self._come(place, time_s, then, event))
+        self.env.process(self._come(place, time_s, then, events))
 
     def _come(
         self,
         place: int,
         time_s: float,
         then: Callable[[int], None],
-        event: simpy.Event | None,
+        events: Sequence[simpy.Event],
     ) -> Generator[simpy.Event, Any, None]:
         num_changes = len(self.roster.changes)
         yield At(self.env, time_s, ARRIVAL_PRIORITY)
-        if event is not None:
-            yield event
+        yield from events
         if not (self.roster.has_moved(place, num_changes) or self._is_over.triggered):
             then(place)
 
@@ -450,3 +484,10 @@ class Replicas(Engines):
             if toll.event is event:
                 return {"num_retried": toll.num_retried, "num_lost": toll.num_lost}
         return {}
+
+
+def _leave_at_end(engine: Engine) -> None:
+    """Let the host of an engine go when its copies have ended."""
+    beside = engine.beside
+    if beside is not None:
+        engine.done.callbacks.append(lambda _: beside.leave())

@@ -87,7 +87,7 @@ def absences(
 
 def series(
     recording: Recording,
-    pools: Sequence[tuple[str, Sequence[int]]],
+    pools: Sequence[tuple[str, Sequence[Sequence[int]]]],
     spans: Sequence[Sequence[tuple[float, float, str]]],
     held: Sequence[Span],
     duration_s: float,
@@ -99,7 +99,7 @@ def series(
     recording
         Of the run.
     pools
-        Names, and the places of their engines.
+        Names, and the places of the engines of each replica.
     spans
         See `state_spans`.
     held
@@ -112,8 +112,9 @@ def series(
     moving = _transfers(recording, len(spans), times_s)
     num_held = _num_under_way(held, times_s)
     names, parts = Texts(), []
-    for name, places in pools:
-        own = [span for place in places for span in spans[place]]
+    for name, replicas in pools:
+        own = [span for ranks in replicas for span in spans[ranks[0]]]
+        places = [place for ranks in replicas for place in ranks]
         numbers: dict[str, Any] = {
             column: _num_under_way(
                 [(begin, end) for begin, end, state in own if state in states], times_s
@@ -125,10 +126,10 @@ def series(
                 "time_s": times_s,
                 "pool": [name] * len(times_s),
                 **numbers,
-                "num_running": running[list(places)].sum(axis=0),
-                "num_waiting": waiting[list(places)].sum(axis=0),
+                "num_running": running[places].sum(axis=0),
+                "num_waiting": waiting[places].sum(axis=0),
                 "num_held": num_held,
-                "num_transfers": moving[list(places)].sum(axis=0),
+                "num_transfers": moving[places].sum(axis=0),
             }
         )
     whole: dict[str, Any] = {

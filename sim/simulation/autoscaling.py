@@ -18,38 +18,49 @@ from sim.fleet.autoscaling.target_tracking import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sim.config.autoscaling import AutoscalerTable, BehaviourTable
     from sim.config.fleet import FleetTable
     from sim.fleet.replicas import Replicas
+    from sim.simulation.pools import Pool
 
 _MOST_REVERSALS = 6
 """In an hour: one in ten minutes."""
 
 
-def places_off(table: FleetTable) -> list[int]:
-    """Return the places of replicas that a fleet has not at first."""
-    off: list[int] = []
+def replicas_by_pool(pools: Sequence[Pool]) -> list[list[range]]:
+    """Return the places of the engines of each replica, pool by pool."""
+    found = []
     first = 0
-    for pool in table.pools:
-        most = table.most_replicas(pool)
-        off += range(first + pool.replicas, first + most)
-        first += most
-    return off
+    for pool in pools:
+        num_ranks, last = pool.engine.data_parallel_size, first + pool.num_engines
+        found.append([range(i, i + num_ranks) for i in range(first, last, num_ranks)])
+        first = last
+    return found
 
 
-def add_autoscalers(replicas: Replicas, table: FleetTable) -> None:
+def places_off(table: FleetTable, pools: Sequence[Pool]) -> list[int]:
+    """Return the places of engines that a fleet has not at first."""
+    every = zip(table.pools, replicas_by_pool(pools), strict=True)
+    return [
+        place
+        for pool, replicas in every
+        for ranks in replicas[pool.replicas :]
+        for place in ranks
+    ]
+
+
+def add_autoscalers(
+    replicas: Replicas, table: FleetTable, pools: Sequence[Pool]
+) -> None:
     """Let the pools of a fleet be scaled that have an autoscaler."""
-    first = 0
-    for pool in table.pools:
-        places = range(first, first + table.most_replicas(pool))
-        first += len(places)
+    for pool, ranks in zip(table.pools, replicas_by_pool(pools), strict=True):
         own = table.autoscaler_of(pool)
         if own is not None:
             replicas.autoscalers.append(
                 Autoscaler(
-                    *(replicas.env, replicas, pool.name, places),
+                    *(replicas.env, replicas, pool.name, [each[0] for each in ranks]),
                     _rule(own),
                     _timing(own),
                     may_be_none=own.min_replicas == 0,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sim.costs.slowed import Slowed
@@ -23,7 +23,12 @@ from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
-from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
+from sim.simulation.autoscaling import (
+    add_autoscalers,
+    flapping,
+    places_off,
+    replicas_by_pool,
+)
 from sim.simulation.fleet_numbers import numbers, with_series
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pools import transfer_settings
@@ -67,12 +72,19 @@ if TYPE_CHECKING:
 
 
 def make_schedulers(
-    pool: Pool, specs: Sequence[RequestSpec], *, on_clock: bool
+    pool: Pool,
+    specs: Sequence[RequestSpec],
+    *,
+    on_clock: bool,
+    number: int | None = None,
 ) -> list[Scheduler]:
-    """Construct the schedulers of a pool; its capacity becomes what they serve."""
+    """Construct the schedulers of a pool, by default all that it has.
+
+    Its capacity becomes what they serve.
+    """
     schedulers = []
     estimated = pool.capacity
-    for _ in range(pool.num_engines):
+    for _ in range(pool.num_engines if number is None else number):
         scheduler, pool.capacity = make_scheduler(
             pool.engine,
             estimated,
@@ -330,9 +342,10 @@ class Fleet:
             *(self.env, engines, self.router, self.events),
             renew=self._renewed,
             slow=self._slow,
-            off=places_off(self._table),
+            off=places_off(self._table, self.pools),
+            replicas=chain(*replicas_by_pool(self.pools)),
         )
-        add_autoscalers(replicas, self._table)
+        add_autoscalers(replicas, self._table, self.pools)
         return replicas
 
     def _engine(
@@ -396,8 +409,12 @@ class Fleet:
         """Return a new engine, with an empty cache, for one that has ended."""
         pool = self._owners[place]
         (scheduler,) = make_schedulers(
-            replace(pool, num_replicas=1), self._specs, on_clock=not self._stepwise
+            pool, self._specs, on_clock=not self._stepwise, number=1
         )
+        pace = self._paces[place]
+        if pace is not None:
+            pace = self._paces[place] = pace.renewed()
+            space_prefills([scheduler], [pace])
         if hasattr(scheduler, "step"):  # its clock is that of the recorder's steps
             scheduler.step = engine.num_steps
         self.schedulers[place] = scheduler
@@ -407,7 +424,14 @@ class Fleet:
         return new
 
     def _slow(self, place: int, engine: Engine, factor: float) -> None:
-        """Let later steps of an engine take so many times as long."""
+        """Let later steps of an engine take so many times as long.
+
+        And those of ranks that step together with it.
+        """
+        pace = self._paces[place]
+        if pace is not None:
+            pace.slow(factor)
+            return
         engine.recorder.steps.flush()
         self._slowed[place].factor = factor
 

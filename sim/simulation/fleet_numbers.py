@@ -9,6 +9,7 @@ from sim.fleet.replicas import Replicas
 from sim.results.fleet_series import absences, series, state_spans
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
+from sim.simulation.autoscaling import replicas_by_pool
 from sim.simulation.ranks import merged_counters, waits_of
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ def with_series(
     recording: Recording, pools: Sequence[Pool], engines: Engines, now_s: float
 ) -> Recording:
     """Return a recording with the fleet over time, pool by pool."""
-    places: list[tuple[str, range]] = []
-    first = 0
-    for pool in pools:
-        places.append((pool.name, range(first, first + pool.num_engines)))
-        first += pool.num_engines
-    spans = state_spans(_changes(engines), first, now_s)
+    names = [pool.name for pool in pools]
+    places = [*zip(names, replicas_by_pool(pools), strict=True)]
+    num_places = sum(pool.num_engines for pool in pools)
+    spans = state_spans(_changes(engines), num_places, now_s)
     held = engines.held if isinstance(engines, Replicas) else []
     return replace(recording, fleet_table=series(recording, places, spans, held, now_s))
 

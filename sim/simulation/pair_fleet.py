@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,11 @@ from sim.hardware.interconnects import load_interconnect
 from sim.results.fleets import imbalance
 from sim.results.prompts import PromptRecorder
 from sim.results.pulls import PullLog, pull_numbers
-from sim.simulation.autoscaling import add_autoscalers, places_off
+from sim.simulation.autoscaling import (
+    add_autoscalers,
+    places_off,
+    replicas_by_pool,
+)
 from sim.simulation.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -120,7 +125,7 @@ class PairFleet(Fleet):
             self._engine(place, None, None) for place in range(len(self.schedulers))
         ]
         pairs = self._pairs = self._make_pairs(engines)
-        add_autoscalers(pairs, self._table)
+        add_autoscalers(pairs, self._table, self.pools)
         router = self.router
         for each, places in (
             (router.prefill, router.prefill_places),
@@ -133,7 +138,8 @@ class PairFleet(Fleet):
     def _make_pairs(self, engines: list[Engine]) -> TwoPools:
         return Pairs(
             *(self.env, engines, self.router, self.events),
-            *(self._renewed, self._slow, places_off(self._table)),
+            *(self._renewed, self._slow, places_off(self._table, self.pools)),
+            chain(*replicas_by_pool(self.pools)),
             decider=self._decider,
             chooses_decoder_first=self._proxy.order == "decode_first",
         )
@@ -200,7 +206,8 @@ class RoomFleet(PairFleet):
     def _make_pairs(self, engines: list[Engine]) -> TwoPools:
         return RoomPairs(
             *(self.env, engines, self.router, self.events),
-            *(self._renewed, self._slow, places_off(self._table)),
+            *(self._renewed, self._slow, places_off(self._table, self.pools)),
+            chain(*replicas_by_pool(self.pools)),
         )
 
     def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:

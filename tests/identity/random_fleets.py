@@ -97,9 +97,15 @@ def _fleet(
     else:
         for pool in pools[1:]:
             pool["engine"] = {"max_num_seqs": rng.choice([1, 3, 16])}
-    if kind >= 0.35 and rng.random() < 0.4:
-        fleet["events"] = _events(rng, sum(each["replicas"] for each in pools), end_s)
-    elif kind >= 0.35 and rng.random() < 0.25 and not roles:
+    is_mixed = kind < 0.2 and not roles
+    if not is_mixed and rng.random() < 0.4:
+        own = engine.get("data_parallel_size", 1)
+        num_engines = sum(
+            each["replicas"] * each.get("engine", {}).get("data_parallel_size", own)
+            for each in pools
+        )
+        fleet["events"] = _events(rng, num_engines, end_s)
+    elif not is_mixed and rng.random() < 0.25 and not roles:
         fleet["autoscaler"] = [_autoscaler(rng, pool, end_s) for pool in pools]
     return fleet
 

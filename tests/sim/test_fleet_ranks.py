@@ -12,6 +12,7 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
+from tests.sim.test_fleet_events import proven
 from tests.sim.test_fleet_pairs import checked
 from tests.sim.test_fleet_run import TIGHT, data_of
 
@@ -134,20 +135,25 @@ def test_gpus_of_all_ranks_are_paid_for() -> None:
 @pytest.mark.parametrize(
     ("fleet", "engine", "says"),
     [
-        (
-            {"events": [{"time_s": 1.0, "kind": "die", "engine": 0}]},
-            {},
-            r"fleet\.events: ranks of a replica come and go together",
-        ),
-        (
-            {"autoscaler": {"targets": {"requests_in_flight": 4}, "max_replicas": 4}},
-            {},
-            r"fleet\.autoscaler: ranks of a replica come and go together",
-        ),
         ({}, {"api_server_count": 2}, "the router chooses the rank, .* got .* 2; rem"),
+        (
+            {"events": [{"time_s": 1.0, "kind": "die", "engine": 6}]},
+            {},
+            r"fleet\.events: engines are numbered from 0 to 5, pool by pool, got 6",
+        ),
+        (
+            {
+                "events": [
+                    {"time_s": 1.0, "kind": "die", "engine": 3},
+                    {"time_s": 2.0, "kind": "drain", "engine": 5},
+                ]
+            },
+            {},
+            "engine 5 is off by then, got drain at 2",
+        ),
     ],
 )
-def test_what_is_not_built_is_a_line(
+def test_a_mistake_is_a_line(
     fleet: dict[str, Any], engine: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -246,3 +252,130 @@ def test_a_wave_goes_on_while_blocks_are_read_and_not_while_they_are_held(
         assert len(idle) > 2.0 / step_s
         gaps_s = own["start_s"].to_numpy()[1:] - own["start_s"].to_numpy()[:-1]
         assert gaps_s.max() <= 2 * step_s
+
+
+# -- replicas that come and go ---------------------------------------------------------
+
+
+def event(time_s: float, kind: str, engine: int, **more: Any) -> dict[str, Any]:
+    return {"time_s": time_s, "kind": kind, "engine": engine} | more
+
+
+def both_ways(
+    fleet: dict[str, Any], engine: dict[str, Any] = EXPERTS, rate: float = 40.0
+) -> Results:
+    """Run a fleet, and again one step at a time, which gives the same; return it."""
+    config = parse_config(data_of(engine, fleet, 40, rate))
+    fast, slow = (proven(Simulation(config, stepwise=each)) for each in (False, True))
+    pd.testing.assert_frame_equal(fast.requests, slow.requests)
+    pd.testing.assert_frame_equal(
+        fast.steps.sort_values(["engine", "step"], ignore_index=True),
+        slow.steps.sort_values(["engine", "step"], ignore_index=True),
+    )
+    return fast
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_ranks_of_a_replica_come_and_go_together(ahead: bool) -> None:
+    events = [
+        event(0.3, "die", 1),
+        event(0.6, "start", 0),
+        event(0.7, "slow", 4, factor=2.0),
+        event(0.8, "drain", 3),
+    ]
+    fleet = fleet_of("least_requests", (2, 3)) | {"events": events}
+    results = both_ways(fleet, EXPERTS | {"async_scheduling": ahead})
+    summary, steps = results.summary, results.steps
+    assert summary["completed"] == 40
+    assert summary["num_retried"] > 0 == summary["num_lost"]
+    assert len({*summary["up_s"][:3]}) == len({*summary["up_s"][3:]}) == 1
+    gone = steps[(steps["start_s"] > 0.3) & (steps["start_s"] < 0.6)]
+    assert gone[gone["engine"] < 3].groupby("engine").size().max() <= 3
+    back = steps[(steps["start_s"] > 0.6) & (steps["num_batched_tokens"] > 0)]
+    assert set(back["engine"]) == {0, 1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_ranks_that_prefill_or_decode_come_and_go(ahead: bool) -> None:
+    events = [
+        event(0.3, "die", 1),
+        event(0.4, "die", 6),
+        event(0.6, "start", 0),
+        event(0.7, "start", 7),
+        event(0.8, "drain", 2),
+    ]
+    fleet = pools_apart((2, 2), (2, 2)) | {"events": events}
+    fleet["connector"] = {"kv_load_failure_policy": "recompute"}
+    results = both_ways(fleet, EXPERTS | {"async_scheduling": ahead})
+    summary = results.summary
+    assert summary["completed"] == 40
+    assert summary["num_retried"] > 0
+    up_s = summary["up_s"]
+    assert all(up_s[i] == up_s[i + 1] for i in range(0, 8, 2))
+    assert {6, 7} <= set(results.requests["engine"])
+
+
+def test_ranks_without_experts_die_as_replicas_that_die_at_once() -> None:
+    fleets = [
+        fleet_of("least_requests", (2, 2)) | {"events": [event(0.3, "die", 0)]},
+        fleet_of("least_requests", (4, 1))
+        | {"events": [event(0.3, "die", 0), event(0.3, "die", 1)]},
+    ]
+    ranks, replicas = (
+        Simulation(parse_config(data_of(TIGHT, each, 40, 40.0))).run()
+        for each in fleets
+    )
+    for name in ("requests", "steps", "preemptions"):
+        pd.testing.assert_frame_equal(getattr(ranks, name), getattr(replicas, name))
+    assert ranks.summary["num_retried"] == replicas.summary["num_retried"] > 0
+    last_s = max(replicas.summary["up_s"][:2])  # until both have ended their step
+    assert ranks.summary["up_s"][:2] == [last_s, last_s]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_slow_rank_slows_its_replica(ahead: bool) -> None:
+    """All take twice as long: a host that is half as quick hides as much."""
+    slowed = {"events": [event(0.0, "slow", 1, factor=2.0)]}
+    well, slow = (
+        Simulation(
+            parse_config(
+                data_of(
+                    EXPERTS | {"async_scheduling": ahead},
+                    fleet_of("least_requests", (1, 3)) | each,
+                    1,
+                )
+            )
+        ).run()
+        for each in ({}, slowed)
+    )
+    took_s = [
+        (each.requests["finish_s"] - each.requests["arrival_s"])[0]
+        for each in (well, slow)
+    ]
+    assert took_s[1] == pytest.approx(2 * took_s[0], rel=1e-9)
+    assert slow.steps["latency_s"].sum() == pytest.approx(
+        2 * well.steps["latency_s"].sum(), rel=0.05 if ahead else 1e-9
+    )
+
+
+def test_an_autoscaler_counts_replicas_and_not_ranks() -> None:
+    scaler = {
+        "targets": {"requests_in_flight": 10},
+        "max_replicas": 3,
+        "start_s": 0.1,
+        "interval_s": 0.1,
+        "scrape_interval_s": 0.1,
+        "scale_down": {"stabilization_s": 0.2},
+    }
+    fleet = fleet_of("least_requests", (1, 2)) | {"autoscaler": scaler}
+    results = both_ways(fleet, rate=60.0)
+    summary = results.summary
+    (told,) = summary["autoscalers"]
+    assert summary["completed"] == 40
+    assert told["least_wanted"] == 1 < told["most_wanted"] <= 3
+    up_s = summary["up_s"]
+    assert up_s[0] == up_s[1] > up_s[2] == up_s[3] > 0
+    table = results.recording.fleet_table
+    assert table is not None
+    assert 1 < table["num_ready"].max() <= told["most_wanted"]
+    assert summary["gpu_hours"] == pytest.approx(sum(up_s) / 3600)

@@ -80,7 +80,8 @@ class Autoscaler:
     pool
         Its name.
     places
-        Of the pool: no more can hold GPUs at once, those that drain included.
+        Of the replicas of the pool, each of its first engine: no more can hold GPUs at
+        once, those that drain included.
     rule
         Says how many.
     timing
@@ -195,10 +196,10 @@ class Autoscaler:
     def _read(self) -> None:
         replicas = self.replicas
         self._readings = {
-            place: (engine, _told(engine, self.rule.targets))
+            place: (engines[0], _told(engines, self.rule.targets))
             for place in replicas.roster.wanted(self.places)
             if replicas.roster.is_ready(place)
-            for engine in (replicas.engines[place],)
+            for engines in ([replicas.engines[i] for i in replicas.ranks_of(place)],)
         }
 
     def _decide(self) -> None:
@@ -270,9 +271,14 @@ class Autoscaler:
         }
 
 
-def _told(engine: Engine, metrics: Mapping[Metric, float]) -> dict[Metric, float]:
-    """Return the metrics of an engine at this moment."""
-    return {metric: float(_READ[metric](engine)) for metric in metrics}
+def _told(
+    engines: Sequence[Engine], metrics: Mapping[Metric, float]
+) -> dict[Metric, float]:
+    """Return the metrics of the engines of a replica at this moment."""
+    told = {metric: added(map(_READ[metric], engines)) for metric in metrics}
+    if Metric.KV_CACHE_USAGE in told:  # a share of all blocks
+        told[Metric.KV_CACHE_USAGE] /= len(engines)
+    return told
 
 
 _READ: Mapping[Metric, Callable[[Engine], float]] = {
