@@ -244,11 +244,12 @@ class BlockTables:
                 self.managers, table.groups, found.parts or self._no_hits, strict=True
             ):
                 manager.adopt(own, hits, num_hit_tokens, num_computed)
-        num_slots, num_known = self._num_slots(num_tokens), None
-        if self._has_drafts:
-            num_known = min(num_tokens, request.num_tokens)
-        if num_tokens_to_cache is not None:
-            num_known = num_tokens_to_cache
+        num_slots, num_known = num_tokens, num_tokens_to_cache
+        if num_known is None:
+            num_slots = self._num_slots(num_tokens)
+            if self._has_drafts:
+                num_known = min(num_tokens, request.num_tokens)
+        else:  # a load, behind which no drafter writes
             for manager, own in zip(self.managers, table.groups, strict=True):
                 if manager.num_passed_tokens(num_tokens) < num_tokens:  # others follow
                     manager.lengthen(own, request, num_tokens, num_tokens, num_tokens)

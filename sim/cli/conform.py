@@ -86,15 +86,19 @@ def conform(
     ):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
-    for name, has_connector in (("--offload", offload), ("--pairs", pairs)):
-        if has_connector and (speculative or (offload and pairs)):
-            raise ConfigError(
-                f"{name} draws engines without drafts and with one connector; give it "
-                f"without --speculative and the other one of --offload and --pairs"
-            )
-    if offload and groups:
+    if offload and pairs:
         raise ConfigError(
-            "--offload draws engines with one group of layers; give it without --groups"
+            "--offload and --pairs draw engines with one connector; give one of them"
+        )
+    if offload and (groups or speculative):
+        raise ConfigError(
+            "--offload draws engines with one group of layers and without drafts; give "
+            "it without --groups and --speculative"
+        )
+    if pairs and groups and speculative:
+        raise ConfigError(
+            "--pairs draws drafts of engines with one group of layers; give it without "
+            "--groups or --speculative"
         )
     drawn = (groups, async_scheduling, speculative, offload, pairs)
     if engine == "sglang" and any(drawn):
@@ -332,9 +336,10 @@ def _drawn(
             connected = random_group_pools_workload
         elif pools:
             connected = random_pools_workload
-        asynchronous = core["async_scheduling"]
+        if offload:
+            del core["speculative"]  # none is drawn
         for seed in seeds:
-            yield connected(seed, release, async_scheduling=asynchronous, **pools)
+            yield connected(seed, release, **core, **pools)
         return
     draw = random_group_workload if groups else random_workload
     for seed in seeds:

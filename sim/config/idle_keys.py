@@ -47,7 +47,9 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
 def _without_drafts(config: RunConfig) -> Iterator[str]:
     """Yield keys of the traffic on drafts that are not there, or always found."""
     acceptance, drafts = config.workload.acceptance, config.engine.speculative_config
-    if acceptance is not None and drafts is None:
+    pools = config.fleet.pools if config.fleet else ()
+    is_of_some = any("speculative_config" in pool.engine for pool in pools)
+    if acceptance is not None and drafts is None and not is_of_some:
         yield "workload.acceptance does nothing without engine.speculative_config"
     if (
         acceptance is not None

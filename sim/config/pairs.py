@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
 from sim.config.types import ConfigTable, Kind, Positive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sim.config.speculative import SpeculativeTable
 
 ORDERS: Final = ("prefill_first", "decode_first")
 _POLICIES: Final = ("fail", "recompute")
@@ -123,6 +128,35 @@ def check_flow(kind: str, scheduler: str, given: dict[str, Any]) -> None:
         raise ValueError(
             f"links.descriptor_s: SGLang sends slots that lie side by side as one, and "
             f"how they lie is not followed, got {links.descriptor_s}; remove it"
+        )
+
+
+def check_drafters(drafts: Mapping[str, SpeculativeTable | None]) -> None:
+    """Refuse prefillers and decoders whose drafters keep unlike caches.
+
+    Parameters
+    ----------
+    drafts
+        Of each pool, by name. How many tokens are drafted may differ.
+
+    Raises
+    ------
+    ValueError
+        With the rule, the pools and the remedy.
+    """
+    found: dict[str | None, str] = {}
+    for name, own in drafts.items():
+        drafter = None
+        if own is not None and own.method != "ngram":
+            drafter = own.model or own.method
+        found.setdefault(drafter, name)
+    if len(found) > 1:
+        told = ", ".join(f"{each or 'none'} in {name}" for each, name in found.items())
+        raise ValueError(
+            f"fleet.pools: a drafter's cache is a part of every block that is read, so "
+            f"prefillers and decoders need the same drafter, got {told}; give "
+            f"speculative_config in engine, and another number of drafts at most in a "
+            f"pool"
         )
 
 

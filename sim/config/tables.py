@@ -13,7 +13,7 @@ from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
-from sim.config.pairs import PAIR_KEYS, check_flow
+from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow
 from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -64,6 +64,7 @@ class RunConfig(ConfigTable):
     def _engines_of_a_fleet(self) -> RunConfig:
         """Refuse engines that fleets are not built of."""
         prices = self.fleet.prices if self.fleet else None
+        drafters: dict[str, Any] = {}
         for place, pool in enumerate(self.fleet.pools if self.fleet else ()):
             try:
                 engine = self.engine_of(pool)
@@ -81,6 +82,9 @@ class RunConfig(ConfigTable):
             self._check_tier(engine, pool)
             self._check_drafts(engine, pool)
             self._check_ranks(engine)
+            if pool.role != "serve":
+                drafters[pool.name] = engine.speculative
+        check_drafters(drafters)
         if self.fleet is not None:
             try:
                 self.fleet.check_events([e.data_parallel_size for e in self.engines()])
@@ -118,17 +122,12 @@ class RunConfig(ConfigTable):
             raise ValueError(f"fleet.{error}") from error
 
     def _check_drafts(self, engine: EngineConfig, pool: PoolTable) -> None:
-        """Refuse drafts of some engines of a fleet only, and of engines with a role."""
+        """Refuse drafts of some engines of a fleet only; see `check_drafters`, too."""
         own, shared = (
             0 if each.speculative is None else each.speculative.num_speculative_tokens
             for each in (engine, self.engine)
         )
-        if pool.role != "serve" and own:
-            raise ValueError(
-                f"fleet: drafts of {pool.role} engines are not built; remove "
-                f"speculative_config, or the roles"
-            )
-        if own != shared:
+        if own != shared and pool.role == "serve":
             raise ValueError(
                 f"fleet.pools: all engines verify as many drafts a step, got "
                 f"{own} of pool {pool.name} and {shared} of engine; give "

@@ -55,20 +55,26 @@ class ModelDrafter:
         Prices its steps; its host time should be next to nothing, since launches run
         ahead of the GPU.
     num_speculative_tokens
-        Drafts of a request.
+        Drafts of a request. 0 where none is ever used: pass 1 is left, without output.
 
     Notes
     -----
     Source: vLLM 0.33, ``v1/spec_decode/llm_base_proposer.py`` (`propose`): the loop
-    takes all requests of the batch, prompts in mid-way too.
+    takes all requests of the batch, prompts in mid-way too. Drafts that are not used:
+    ``v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py`` (``skip_sample``).
     """
 
     def __init__(self, model: CostModel, num_speculative_tokens: int) -> None:
         self._model = model
-        self._num_passes = num_speculative_tokens
+        self._num_passes = max(num_speculative_tokens, 1)
+        self._has_output = num_speculative_tokens > 0
 
     def step(self, shape: BatchShape) -> StepCost:
-        return _added(*map(self._model.step, self._passes(shape)))
+        first, *others = map(self._model.step, self._passes(shape))
+        if not self._has_output:
+            parts = tuple(first._replace(head_s=0.0).parts)
+            first = _with_parts(first, parts, extrapolated=first.extrapolated)
+        return _added(first, *others)
 
     def _passes(self, shape: BatchShape) -> Iterator[BatchShape]:
         """Yield the shapes of its passes behind a step."""

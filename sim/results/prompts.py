@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.results.drafts import DraftRecorder
 from sim.results.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -34,3 +35,7 @@ class PromptRecorder(Recorder):
         self.num_prompts += len(requests)
         row = len(self.steps.ends_s) - 1 - num_later_steps
         self.steps.finished.append((row, len(requests)))
+
+
+class DraftPromptRecorder(PromptRecorder, DraftRecorder):
+    """A `PromptRecorder` of a fleet in which some engines verify drafts."""

@@ -102,8 +102,9 @@ class Parts:
     ahead
         In place of that where one step is scheduled ahead and decodes stay on a clock;
         its ``reason_not_to(settings, cache)`` says where that is not built. Or None.
-    speculative
-        In place of all where settings have a ``speculative_config``, or None.
+    speculative, speculative_connected
+        In place of all where settings have a ``speculative_config``, without and with a
+        KV connector, or None.
     clocked
         In place of `scheduler` where decodes are to stay on a clock; it has a
         ``reason_not_to``, too. Or None: `scheduler` does that by itself, or never.
@@ -129,6 +130,7 @@ class Parts:
     queued: type | None = None
     ahead: Any = None
     speculative: type | None = None
+    speculative_connected: type | None = None
     connected: Callable[..., Any] | None = None
     queued_connected: Callable[..., Any] | None = None
     ahead_connected: Any = None
@@ -143,7 +145,10 @@ class Parts:
         taken if that is asked for and known of these settings.
         """
         if self.speculative is not None and settings.speculative_config is not None:
-            return self.speculative(settings, cache)
+            speculative = self.speculative
+            if self.speculative_connected is not None and settings.has_connector:
+                speculative = self.speculative_connected
+            return speculative(settings, cache)
         is_queued = self.queued is not None and settings.max_concurrent_batches > 1
         why = "several steps are in flight" if is_queued else ONE_BY_ONE
         kind: Any = self.queued if is_queued else self.scheduler

@@ -141,13 +141,21 @@ def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | Non
 
 
 def make_cost_model(
-    config: RunConfig, model: ModelArchitecture, gpu: GpuSpec
+    config: RunConfig,
+    model: ModelArchitecture,
+    gpu: GpuSpec,
+    *,
+    uses_drafts: bool = True,
 ) -> CostModel:
-    """Construct the cost model for the weights as the engine holds them."""
+    """Construct the cost model for the weights as the engine holds them.
+
+    Where drafts are not used, as by an engine that computes prompts for others, their
+    drafter only keeps its cache.
+    """
     engine = config.engine
     model = _as_held(engine, model)
     copied_bytes = _copied_block_bytes(engine, model, gpu)
-    whole = _built_cost_model(config, model, gpu, copied_bytes)
+    whole = _built_cost_model(config, model, gpu, copied_bytes, uses_drafts=uses_drafts)
     num_stages = engine.pipeline_parallel_size
     if num_stages == 1:
         return HostAhead(whole) if engine.schedules_ahead else whole
@@ -175,6 +183,8 @@ def _built_cost_model(
     model: ModelArchitecture,
     gpu: GpuSpec,
     copied_block_bytes: float | None,
+    *,
+    uses_drafts: bool = True,
 ) -> CostModel:
     """Construct the cost model for the layers of `model`."""
     engine = config.engine
@@ -202,7 +212,9 @@ def _built_cost_model(
         cost_model = LaunchedRooflineCost.of(cost_model)
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
-    return speculative_cost(config, cost_model, model, gpu, context)
+    return speculative_cost(
+        config, cost_model, model, gpu, context, uses_drafts=uses_drafts
+    )
 
 
 def _refuse_gone(cost: Mapping[str, Any]) -> None:

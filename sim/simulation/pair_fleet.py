@@ -28,6 +28,7 @@ from sim.simulation.autoscaling import (
     replicas_by_pool,
 )
 from sim.simulation.fleet import Fleet
+from sim.simulation.speculative import drafter_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -256,7 +257,10 @@ def _block_sizes(pool: Pool) -> tuple[BlockSizes, ...]:
     if layout is None or len(layout.groups) == 1:
         pages = pages_of(pool.model, "joined", capacity.block_bytes)
         num_bytes = float(capacity.block_bytes * num_gpus)
-        return (BlockSizes(capacity.block_size, num_bytes, pages.per_block),)
+        drafter = drafter_model(pool.engine, pool.model)  # its layers are in a block
+        num_more = 0 if drafter is None else drafter.num_hidden_layers
+        num_pages = pages.per_block + num_more
+        return (BlockSizes(capacity.block_size, num_bytes, num_pages),)
     return tuple(
         BlockSizes(group.spec.block_size, pages.block_bytes * num_gpus, pages.per_block)
         for group, pages in zip(layout.groups, pages_by_group(layout), strict=True)

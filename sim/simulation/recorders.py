@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.results.drafts import DraftRecorder
 from sim.results.group_usage import GroupUsage
 from sim.results.prefix_tree import PrefixTreeUsage
-from sim.results.prompts import PromptRecorder
+from sim.results.prompts import DraftPromptRecorder, PromptRecorder
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
 from sim.results.transfers import OffloadRecorder
@@ -46,9 +46,10 @@ def make_recorder(
         Of the run, which have the schedulers in this order.
     """
     owners = [pool for pool in pools for _ in pool.schedulers]
+    drafts = [each for pool in pools if (each := pool.engine.speculative) is not None]
+    most_drafts = max((each.num_speculative_tokens for each in drafts), default=0)
 
     def one(scheduler: Scheduler, pool: Pool) -> Recorder:
-        drafts = pool.engine.speculative
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
             "groups": _group_usage(pool.capacity, scheduler) if keeps_steps else None,
@@ -56,10 +57,12 @@ def make_recorder(
             "front_end_s": config.front_end_s,
             "num_recorders": len(schedulers),
         }
-        if drafts is not None:
-            return DraftRecorder(drafts.num_speculative_tokens, **more)
+        if most_drafts:  # of any: tables of all engines have the same columns
+            more["num_speculative_tokens"] = most_drafts
         if pool.role == "prefill":
-            return PromptRecorder(**more)
+            return (DraftPromptRecorder if most_drafts else PromptRecorder)(**more)
+        if most_drafts:
+            return DraftRecorder(**more)
         if isinstance(getattr(scheduler, "connector", None), OffloadingConnector):
             log = transfer_log(pool.engine, pool.capacity, scheduler)
             return OffloadRecorder(log, **more)

@@ -125,7 +125,10 @@ class Simulation:
         self.engine = self._make_engine(client)
 
     def _make_cost_model(self, pool: Pool) -> CostModel:
-        return make_cost_model(pool.config, pool.model, pool.gpu)
+        uses_drafts = pool.role != "prefill"
+        return make_cost_model(
+            pool.config, pool.model, pool.gpu, uses_drafts=uses_drafts
+        )
 
     def _make_recorder(self) -> Recorder | RankRecorders:
         return make_recorder(

@@ -105,6 +105,8 @@ def speculative_cost(
     model: ModelArchitecture,
     gpu: GpuSpec,
     context: dict[str, Any],
+    *,
+    uses_drafts: bool = True,
 ) -> CostModel:
     """Return a cost model whose steps verify drafts, or `target` where there are none.
 
@@ -120,6 +122,9 @@ def speculative_cost(
         The GPU.
     context
         What the engine provides to cost models.
+    uses_drafts
+        Whether a step may verify drafts of the one before: not in engines that compute
+        prompts for others.
 
     Raises
     ------
@@ -149,7 +154,8 @@ def speculative_cost(
             "cost",
             context | {"model": layers},
         )
-        drafter = ModelDrafter(passes, drafts.num_speculative_tokens)
+        num_tokens = drafts.num_speculative_tokens if uses_drafts else 0
+        drafter = ModelDrafter(passes, num_tokens)
     pair = 0.0
     if isinstance(target, RooflineCost | MeasuredCost):
         share = getattr(target, "prefill_attention_efficiency", ATTENTION_EFFICIENCY)
@@ -180,8 +186,9 @@ def make_sampler(
     ConfigError
         If the traffic does not say how many drafts are accepted.
     """
-    sampler: Any = sampler_for(scheduler, make_acceptance(config, specs))
-    if not isinstance(recorder, DraftRecorder):
+    acceptance = make_acceptance(config, specs)
+    sampler: Any = sampler_for(scheduler, acceptance)
+    if acceptance is None or not isinstance(recorder, DraftRecorder):
         return cast("Sampler", sampler)
     num_draft_blocks = cast("SpeculativeScheduler", scheduler).num_draft_blocks
     verified = recorder.verified

@@ -41,13 +41,18 @@ def test_random_pairs_go_as_in_the_real_engine(first: int, asynchronous: bool) -
 @pytest.mark.skipif(
     bool(why_missing()) or minor() != "0.33", reason="pools are known of 0.33 only"
 )
+@pytest.mark.parametrize("speculative", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
-def test_random_pools_go_as_in_the_real_engines(first: int, asynchronous: bool) -> None:
+def test_random_pools_go_as_in_the_real_engines(
+    first: int, asynchronous: bool, speculative: bool
+) -> None:
     release = nearest_release(installed_version())
     coverage = Coverage()
     for seed in range(first, first + WORKLOADS_A_TEST):
-        workload = random_pools_workload(seed, release, async_scheduling=asynchronous)
+        workload = random_pools_workload(
+            seed, release, async_scheduling=asynchronous, speculative=speculative
+        )
         comparison = compare(workload)
         assert comparison.difference is None, (
             f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"

@@ -43,6 +43,8 @@ def draw_fleet_case(seed: int) -> Case:
         data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model)
         if "links" in data["fleet"] and Random(f"layers {number}").random() < 0.5:
             _give_groups(data, number)
+        elif "links" in data["fleet"]:
+            _draft_apart(Random(f"drafts {seed}"), data)
         try:
             case = Case(parse_config(data), Look(rng.choice([0, 0, 1, 7])))
             Simulation(case.config)
@@ -123,6 +125,23 @@ def _give_ranks(
         engine |= {"model": _EXPERTS, "enable_expert_parallel": True}
     for pool in pools[1:]:
         pool["engine"] = {"data_parallel_size": rng.choice([1, 2])}
+
+
+def _draft_apart(rng: Random, data: dict[str, Any]) -> None:
+    """Let prefillers and decoders have a drafter, or decoders look drafts up."""
+    if rng.random() < 0.4:
+        return
+    drafts = {"method": "eagle3", "num_speculative_tokens": rng.choice([1, 2, 4])}
+    kind = rng.random()
+    if kind < 0.5:
+        _, behind = data["fleet"]["pools"]
+        own = behind.get("engine", {})
+        behind["engine"] = own | {"speculative_config": drafts | {"method": "ngram"}}
+    else:
+        data["engine"]["speculative_config"] = drafts
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": rng.random()}
+    if data["cost"]["kind"] not in {"roofline", "measured"}:
+        data["cost"]["draft_step_s"] = rng.choice([0.0, 1e-4])
 
 
 def _router(rng: Random) -> dict[str, Any]:

@@ -128,8 +128,9 @@ def test_files_are_compared_under_the_installed_release(
         (["--engine-version", "5.17", "w.json"], "must be from 0.8 to 0.33"),
         (["nothing.json"], "nothing.json: No such file"),
         (["--offload", "--groups"], "give it without --groups"),
-        (["--pairs", "--offload"], "--offload draws engines without drafts and with"),
-        (["--pairs", "--speculative"], "--pairs draws engines without drafts"),
+        (["--offload", "--speculative"], "give it without --groups and --speculative"),
+        (["--pairs", "--offload"], "draw engines with one connector; give one of them"),
+        (["--pairs", "--groups", "--speculative"], "draws drafts of engines with one"),
         (["--decoders", "2"], "say how many engines --pairs draws"),
         (
             ["--pairs", "--prefillers", "-1"],

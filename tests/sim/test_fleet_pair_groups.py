@@ -75,6 +75,7 @@ def test_of_a_window_only_its_end_is_offered() -> None:
             request_from_spec(spec(number, 0.0, 13, 1), 48) for number in range(2)
         )
         tables.begin(producer, 13, tables.find(producer, 13))
+        producer.num_computed_tokens = 13
         tables.leave_behind(producer, 13)
         tables.begin(consumer, 13, tables.find(consumer, 13), num_tokens_to_cache=0)
         assert tables.num_missing_blocks(consumer, 13) == 0

@@ -13,6 +13,7 @@ def _parts() -> Parts:
     from sim.scheduler.hosted.connectors import (
         ConnectedVllmScheduler,
         QueuedConnectedVllmScheduler,
+        SpeculativeConnectedVllmScheduler,
     )
     from sim.scheduler.hosted.scheduler import HostedSettings, VllmScheduler
     from sim.scheduler.hosted.speculative import SpeculativeVllmScheduler
@@ -24,6 +25,7 @@ def _parts() -> Parts:
         VllmLog,
         queued=QueuedVllmScheduler,
         speculative=SpeculativeVllmScheduler,
+        speculative_connected=SpeculativeConnectedVllmScheduler,
         connected=ConnectedVllmScheduler,
         queued_connected=QueuedConnectedVllmScheduler,
     )

@@ -13,6 +13,7 @@ from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.offloading import HostedTierConnector
 from sim.scheduler.hosted.pulling import HostedPairConnector
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
+from sim.scheduler.hosted.speculative import SpeculativeVllmScheduler
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.heads import Look
 from sim.scheduler.v1.dialect import LAST_MINOR, dialect_of
@@ -168,6 +169,7 @@ class ConnectedVllmScheduler(VllmScheduler):
         self.engine.scheduler.finished_req_ids = OrderedIds()
         assert self._step is not None
         self.connector.asked(self._step)
+        output.ignored, self.failed = self.failed, []
         return output
 
     def offered(self, request: Request) -> tuple[list[int], ...]:
@@ -201,3 +203,9 @@ class ConnectedVllmScheduler(VllmScheduler):
 
 class QueuedConnectedVllmScheduler(ConnectedVllmScheduler, QueuedVllmScheduler):
     """`ConnectedVllmScheduler` behind an engine core's queue of batches."""
+
+
+class SpeculativeConnectedVllmScheduler(
+    QueuedConnectedVllmScheduler, SpeculativeVllmScheduler
+):
+    """`ConnectedVllmScheduler` whose steps verify drafts."""

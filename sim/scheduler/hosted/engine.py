@@ -117,7 +117,7 @@ class HostedEngine:
         ]
         api.attribute(self.scheduler, "waiting.prepend_request")
         self._hasher = (
-            _block_hasher(api, settings, cache_config)
+            _block_hasher(api, settings, cache_config, self.scheduler)
             if cache_config.enable_prefix_caching or settings.offload is not None
             else None
         )
@@ -416,17 +416,18 @@ def _speculative_config(api: VllmApi, settings: Settings) -> Any:
     return config
 
 
-def _block_hasher(api: VllmApi, settings: Settings, cache_config: CacheConfig) -> Any:
-    """Return the function that gives a request the keys of its full blocks."""
+def _block_hasher(
+    api: VllmApi, settings: Settings, cache_config: CacheConfig, scheduler: Any
+) -> Any:
+    """Return the function that gives requests of a scheduler the keys of blocks."""
     api.call("init_none_hash", {"hash_fn": _hash})
     size = "block_size"
     if not api.takes("get_request_block_hasher", size):
         size = "hash_block_size"
     needed = {size: cache_config.groups.hash_block_size, "caching_hash_fn": _hash}
-    drafts = settings.speculative_config
-    if drafts is not None:
+    if settings.speculative_config is not None:
         key = "num_hash_lookahead_tokens"
-        needed[key] = drafts.num_hash_lookahead_tokens(enable_prefix_caching=True)
+        needed[key] = api.attribute(scheduler, key)
     return api.call("get_request_block_hasher", needed)
 
 

@@ -28,6 +28,7 @@ def _parts() -> Parts:
     from sim.scheduler.v1.connectors.ahead import AheadConnectorScheduler
     from sim.scheduler.v1.connectors.in_flight import QueuedConnectorScheduler
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+    from sim.scheduler.v1.connectors.speculative import SpeculativeConnectorScheduler
     from sim.scheduler.v1.scheduler import Scheduler
     from sim.scheduler.v1.settings import Settings
     from sim.scheduler.v1.speculative import SpeculativeScheduler
@@ -41,6 +42,7 @@ def _parts() -> Parts:
         queued=BatchQueueScheduler,
         ahead=AheadScheduler,
         speculative=SpeculativeScheduler,
+        speculative_connected=SpeculativeConnectorScheduler,
         connected=ConnectorScheduler,
         queued_connected=QueuedConnectorScheduler,
         ahead_connected=AheadConnectorScheduler,

@@ -484,7 +484,7 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
             settings.token_budget,
             settings.long_prefill_token_threshold or settings.token_budget,
         ),
-        **({} if drafts is None else drafts.limits(enable_prefix_caching=caches)),
+        **settings.draft_limits(enable_prefix_caching=caches),
     )
     # A lone window given by hand is kept whole, as before there were intervals.
     interval = None if cache.layout is None else cache.prefix_cache_retention_interval

@@ -51,7 +51,32 @@ def admission_error(
                 f"{what} of {length} tokens needs {num_blocks} blocks; the cache has "
                 f"{num_usable_blocks}"
             )
-    return None
+    return _load_error(request, settings, num_usable_blocks, layout)
+
+
+def _load_error(
+    request: Request,
+    settings: Settings,
+    num_usable_blocks: int,
+    layout: KVCacheLayout,
+) -> str | None:
+    """Say that a prompt would never be loaded: that leaves room to verify drafts."""
+    drafts = settings.speculative_config
+    is_remote = (request.kv_transfer_params or {}).get("do_remote_prefill")
+    if drafts is None or not is_remote:
+        return None
+    num_tokens = request.num_prompt_tokens
+    num_blocks = sum(
+        -(-number // group.spec.block_size)
+        for group in layout.groups
+        for number in (num_tokens, drafts.num_step_tokens)
+    )
+    if num_blocks <= num_usable_blocks:
+        return None
+    return (
+        f"to load a prompt of {num_tokens} tokens and verify drafts takes {num_blocks} "
+        f"free blocks; the cache has {num_usable_blocks}"
+    )
 
 
 def _budget_error(length: int, settings: Settings) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import SchedulerError
 from sim.scheduler.v1.dialect import (
@@ -175,6 +175,16 @@ class Settings:
             return self.long_prefill_token_threshold
         return self.token_budget
 
+    def draft_limits(self, *, enable_prefix_caching: bool) -> dict[str, Any]:
+        """Return what `cache.v1.groups.kinds.EngineLimits` has of drafts."""
+        drafts = self.speculative_config
+        if drafts is None:
+            return {}
+        return drafts.limits(
+            enable_prefix_caching=enable_prefix_caching,
+            has_connector=self.has_connector,
+        )
+
     def _check_keys(self, dialect: V1Dialect) -> None:
         """Refuse keys that the release lacks; one that does nothing may stay."""
         used = {
@@ -244,7 +254,7 @@ class Settings:
                 f"{thing} is not built beside pipelines, pipeline_parallel_size is "
                 f"{self.pipeline_parallel_size}; set it to 1, {remedy}"
             )
-        if self.speculative_config is not None:
+        if self.speculative_config is not None and self.offload is not None:
             raise SchedulerError(
                 f"{thing} is not built beside drafts; leave speculative_config out, "
                 f"{remedy}"

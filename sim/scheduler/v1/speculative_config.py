@@ -85,30 +85,44 @@ class SpeculativeConfig:
         """Tokens that each request of a batch takes from its size beside its own."""
         return int(self.method is SpeculativeMethod.DRAFT_MODEL)
 
-    def num_hash_lookahead_tokens(self, *, enable_prefix_caching: bool) -> int:
-        """Return how many tokens behind a block its key covers."""
-        heeds = self._heeds_boundaries and enable_prefix_caching
+    @property
+    def num_step_tokens(self) -> int:
+        """Slots of a decode in a step: its token, its drafts, and the drafter's."""
+        return 1 + self.num_speculative_tokens + self.num_lookahead_tokens
+
+    def num_hash_lookahead_tokens(
+        self, *, enable_prefix_caching: bool, has_connector: bool = False
+    ) -> int:
+        """Return how many tokens behind a block its key covers.
+
+        None with a KV connector: others, too, must find what the key stands for.
+        """
+        heeds = self._heeds_boundaries and enable_prefix_caching and not has_connector
         return int(heeds and not self.disable_lookahead_block_hashes)
 
-    def drops_eagle_block(self, *, enable_prefix_caching: bool) -> bool:
+    def drops_eagle_block(
+        self, *, enable_prefix_caching: bool, has_connector: bool = False
+    ) -> bool:
         """Whether the last block of a hit is computed again, if there are hits."""
         return self._heeds_boundaries and not self.num_hash_lookahead_tokens(
-            enable_prefix_caching=enable_prefix_caching
+            enable_prefix_caching=enable_prefix_caching, has_connector=has_connector
         )
 
     @property
     def _heeds_boundaries(self) -> bool:
         return self.method.reads_hidden_states and not self.disable_eagle_block_drop
 
-    def limits(self, *, enable_prefix_caching: bool) -> dict[str, Any]:
+    def limits(
+        self, *, enable_prefix_caching: bool, has_connector: bool = False
+    ) -> dict[str, Any]:
         """Return the part of `cache.v1.groups.kinds.EngineLimits` that drafts set."""
+        keys = {
+            "enable_prefix_caching": enable_prefix_caching,
+            "has_connector": has_connector,
+        }
         return {
             "num_speculative_tokens": self.num_speculative_tokens,
             "num_lookahead_tokens": self.num_lookahead_tokens,
-            "num_hash_lookahead_tokens": self.num_hash_lookahead_tokens(
-                enable_prefix_caching=enable_prefix_caching
-            ),
-            "drops_eagle_block": self.drops_eagle_block(
-                enable_prefix_caching=enable_prefix_caching
-            ),
+            "num_hash_lookahead_tokens": self.num_hash_lookahead_tokens(**keys),
+            "drops_eagle_block": self.drops_eagle_block(**keys),
         }

@@ -97,7 +97,7 @@ class Coverage:
         if any(each.get("async_scheduling") for each in configs):
             for name, key in (("wasted tokens", "wasted"), ("stale tokens", "stale")):
                 seen[name] = any(key in line for line in comparison.lines)
-        if workload.config.get("speculative"):
+        if any(each.get("speculative") for each in configs):
             lines = comparison.lines
             verified = [each for line in lines for each in line.get("acc", ())]
             seen["accepted drafts"] = any(each[2] for each in verified)

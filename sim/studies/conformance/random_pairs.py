@@ -11,10 +11,12 @@ from sim.studies.conformance.played_pair import Chooses
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
     MOST_REQUESTS,
+    accept_some,
     as_workload,
     random_config,
     random_requests,
     stop_some,
+    with_drafts,
     withdraw_some,
 )
 
@@ -27,13 +29,17 @@ _FAILING_SHARE = 0.3
 
 
 def random_pair_workload(
-    seed: int, release: str, *, async_scheduling: bool = False
+    seed: int,
+    release: str,
+    *,
+    async_scheduling: bool = False,
+    speculative: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for two engines of a release.
 
     Blocks and the longest sequence are the same on both, all else is drawn for each.
-    With asynchronous scheduling on one of them, or both, it is the same but for outputs
-    that end early.
+    With asynchronous scheduling on one of them, or both, or with drafts, it is the same
+    but for outputs that end early, and limits that leave room for drafts.
     """
     draw, dialect = Random(f"conform pairs {seed}"), dialect_of(release)
     prefill = _side(draw, dialect)
@@ -47,6 +53,12 @@ def random_pair_workload(
         )
         prefill["async_scheduling"], decode["async_scheduling"] = ahead
         name += ", asynchronous"
+    if speculative:
+        drafts = Random(f"drafts {seed}")
+        _verify_some(drafts, [prefill, decode], num_prefillers=1)
+        accept_some(drafts, requests)
+        name += ", speculative"
+    if async_scheduling or speculative:
         stop_some(Random(f"stops {seed}"), requests)
     config = {"pd": way, "prefill": prefill, "decode": decode}
     return as_workload(name, release, config, requests)
@@ -59,6 +71,7 @@ def random_pools_workload(
     prefillers: int = 0,
     decoders: int = 0,
     async_scheduling: bool = False,
+    speculative: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for prefillers and decoders behind a proxy.
 
@@ -79,10 +92,17 @@ def random_pools_workload(
     way = along_the_way(draw, requests)
     way |= along_the_way_to_pools(draw, requests)
     name = f"pools, seed {seed}"
+    num_prefillers = prefillers or num_prefillers
     if async_scheduling:
         schedule_some_ahead(seed, sides, requests)
         name += ", asynchronous"
-    num_prefillers = prefillers or num_prefillers
+    if speculative:
+        drafts = Random(f"drafts {seed}")
+        _verify_some(drafts, sides, num_prefillers=num_prefillers)
+        accept_some(drafts, requests)
+        name += ", speculative"
+        if not async_scheduling:
+            stop_some(Random(f"stops {seed}"), requests)
     config = {
         "pd": way,
         "prefill": sides[:num_prefillers],
@@ -115,6 +135,25 @@ def along_the_way_to_pools(
         if draw.random() < local_share:
             request["remote_prefill"] = False
     return way
+
+
+def _verify_some(
+    draw: Random, sides: list[dict[str, Any]], *, num_prefillers: int
+) -> None:
+    """Let engines verify drafts.
+
+    All have a drafter's cache, or none has one: both ends of a pull need the same
+    layers. Drafts that are looked up are a matter of each engine.
+    """
+    method = with_drafts(draw, sides[-1], one_group=True)["speculative"]["method"]
+    finders = [draw.random() < 0.3 for _ in range(num_prefillers)]
+    finders += [draw.random() < 0.7 for _ in sides[num_prefillers:]]
+    finders[-1] = True
+    for side, finds in zip(sides, finders, strict=True):
+        keys = with_drafts(draw, side, one_group=True)
+        keys["speculative"]["method"] = method
+        if finds or method != "ngram":
+            side.update(keys)
 
 
 def along_the_way(draw: Random, requests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -47,7 +47,13 @@ class Exchange:
 
     def offered(self, request: Request) -> GroupBlockIds:
         """Return the blocks of a prompt that a producer holds for others."""
-        return self._clipped(self._block_ids(request, 0))
+        num_tokens = request.num_computed_tokens  # not what a drafter would write
+        return self._clipped(
+            ids[: -(-num_tokens // size)]
+            for ids, size in zip(
+                self._block_ids(request, 0), self.block_sizes, strict=True
+            )
+        )
 
     def wanted(self, request: Request, num_local_tokens: int) -> GroupBlockIds:
         """Return the blocks of a request that begins to load, behind its own hit."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.heads import Head
     from sim.scheduler.v1.gate import Gate
+    from sim.scheduler.v1.speculative_config import SpeculativeConfig
 
 
 class HeadBlocks:
@@ -41,6 +42,7 @@ class HeadBlocks:
         self._running = running
         self._most_slots = most_slots
         self._has_groups = has_groups
+        self._extend: Callable[[Request, int, int], bool] = tables.extend
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Return the blocks that a request lacks for so many tokens.
@@ -83,12 +85,65 @@ class HeadBlocks:
 
     def extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
         """Give a head that has loaded its slots up to a token; say if they fit."""
-        tables = self._tables
-        num_all = min(request.num_tokens, self._most_slots)
-        num_needed = self.num_missing(
-            request, max(num_tokens, num_all if self._gate.reserves_all else 0)
-        )
-        if num_needed + self._num_spare > tables.num_free_blocks:
+        num_needed = self.num_missing(request, self._num_slots(request, num_tokens))
+        if num_needed + self._num_spare > self._tables.num_free_blocks:
             return False
-        tables.extend(request, num_tokens, num_computed)
+        self._extend(request, num_tokens, num_computed)
         return True
+
+    def _num_slots(self, request: Request, num_tokens: int) -> int:
+        """Return the slots that must be there for so many tokens of a head."""
+        num_all = min(request.num_tokens, self._most_slots)
+        return max(num_tokens, num_all if self._gate.reserves_all else 0)
+
+
+class DraftingHeadBlocks(HeadBlocks):
+    """`HeadBlocks` of requests that will verify drafts.
+
+    Parameters
+    ----------
+    parts, has_groups
+        See `HeadBlocks`.
+    drafts, max_model_len
+        Of the engine.
+    extend
+        Lengthens the table of a request, in which drafts are not findable.
+    """
+
+    def __init__(
+        self,
+        *parts: Any,
+        has_groups: bool,
+        drafts: SpeculativeConfig,
+        max_model_len: int,
+        extend: Callable[[Request, int, int], bool],
+    ) -> None:
+        super().__init__(*parts, has_groups=has_groups)
+        self._drafts = drafts
+        self._max_model_len = max_model_len
+        self._extend = extend
+
+    def fits_load(
+        self, request: Request, head: Head, step: int, under_way: Iterable[Request]
+    ) -> bool:
+        """Do as `HeadBlocks.fits_load`, and leave room to a first step of each."""
+        del step  # all known tokens are loaded: there is no prompt beyond to admit
+        tables, num_step_tokens = self._tables, self._drafts.num_step_tokens
+        num_needed: int = tables.num_needed_blocks(
+            *(request, head.num_computed_tokens, head.found),
+            is_whole=True,
+            num_external_tokens=head.num_external_tokens,
+        )
+        num_needed += -(-num_step_tokens // tables.block_size) + sum(
+            self.num_missing(
+                each, min(each.num_tokens, self._max_model_len) + num_step_tokens
+            )
+            for each in under_way
+        )
+        num_free: int = tables.num_free_blocks - self._num_spare
+        return num_needed <= num_free
+
+    def _num_slots(self, request: Request, num_tokens: int) -> int:
+        num_written = num_tokens + self._drafts.num_lookahead_tokens
+        num_all = super()._num_slots(request, num_tokens)
+        return max(num_all, min(num_written, self._max_model_len))

@@ -194,7 +194,7 @@ class ConnectorScheduler(Scheduler):
             queues.pop_request()
             self._admit(request, num_computed, now_s)
             self._chunks.carries_prefill |= request.num_tokens - num_computed > 1
-            budget -= num_new_tokens
+            budget = self._left(budget, request, num_new_tokens)
             self.compute(request, num_new_tokens)
         queues.set_aside(holding, fresh)
         self._is_admitting = False

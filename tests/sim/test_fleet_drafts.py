@@ -1,0 +1,199 @@
+"""Prefill and decode pools whose steps verify draft tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.config.tables import parse_config
+from sim.costs.linear import LinearCost
+from sim.costs.speculative import ModelDrafter
+from sim.errors import ConfigError, SchedulerError
+from sim.results.drafts import DraftRecorder
+from sim.scheduler.batch import BatchShape
+from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
+from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
+from sim.scheduler.v1.settings import Settings
+from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
+from sim.simulation.run import Simulation
+from sim.studies.conformance import driver_of
+from sim.studies.conformance.random_pairs import (
+    random_pair_workload,
+    random_pools_workload,
+)
+from tests.sim.test_fleet_pairs import checked, fleet_of, simulation_of
+from tests.sim.test_fleet_run import TIGHT, data_of
+from tests.sim.test_pairs import SIDE, pair, request, told
+
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
+NGRAM = EAGLE | {"method": "ngram"}
+ACCEPTED = {"acceptance": {"kind": "constant", "rate": 0.7}}
+
+
+def pools(prefill: Any, decode: Any) -> dict[str, Any]:
+    """Return a fleet with drafts of each pool; None for none."""
+    fleet = fleet_of(1, 2)
+    for pool, drafts in zip(fleet["pools"], (prefill, decode), strict=True):
+        pool["engine"] = {"speculative_config": drafts}
+    return fleet
+
+
+# -- decisions -----------------------------------------------------------------------
+
+
+def test_blocks_for_drafts_are_neither_handed_on_nor_loaded() -> None:
+    side = SIDE | {"speculative": EAGLE}
+    lines = list(pair(request(0, 10), prefill=side, decode=side).lines())
+    # 10 tokens and 3 of the drafter: four blocks, of which three are computed
+    assert lines[0]["bt"] == {"r0": [0, [1, 2, 3, 4]]}
+    assert told(lines, "pull") == [(2, "D", [["r0", [1, 2, 3], [1, 2, 3], True]])]
+    # the last token again, with empty drafts: 9 + 4 + 3 are four blocks
+    assert told(lines, "sched")[1] == (6, "D", [["r0", 4, "n", 9]])
+    assert told(lines, "acc")[0] == (6, "D", [["r0", 3, 0]])
+    assert (6, "D", {"r0": [3, [4]]}) in told(lines, "bt")
+
+
+@pytest.mark.parametrize(
+    ("method", "num_pulled"), [("eagle", 3), ("draft_model", 2), ("ngram", 2)]
+)
+def test_a_drafter_of_hidden_states_lacks_the_last_block_of_a_hit(
+    method: str, num_pulled: int
+) -> None:
+    side = SIDE | {"speculative": EAGLE | {"method": method}}
+    first, again = request(0, 16), request(0, 16) | {"arrival_step": 20}
+    lines = list(pair(first, again, prefill=side, decode=side).lines())
+    pulls = [pull for _, _, pulls in told(lines, "pull") for pull in pulls]
+    # of four blocks three may be hit, as the last token is computed
+    assert [len(pull[1]) for pull in pulls] == [4, num_pulled - 1]
+
+
+def test_a_load_leaves_room_for_a_step_with_drafts() -> None:
+    """16 blocks: 12 for a load and three for its first step leave none to another."""
+    side = SIDE | {"speculative": EAGLE | {"num_speculative_tokens": 4}}
+    plain = pair(request(0, 46), request(0, 10), decode=SIDE)
+    drafting = pair(request(0, 46), request(0, 10), prefill=side, decode=side)
+    begun = [
+        [time for time, _, _ in told(list(case.lines()), "pull")]
+        for case in (plain, drafting)
+    ]
+    assert begun[0][0] == begun[1][0] == 2
+    assert begun[0][-1] < begun[1][-1]
+
+
+def test_a_prompt_that_leaves_no_room_for_drafts_is_refused() -> None:
+    """It would wait for ever, as in the release."""
+    drafts = EAGLE | {"num_speculative_tokens": 8}  # a step of 17 tokens, two blocks
+    engine = TIGHT | {"num_gpu_blocks_override": 12, "max_model_len": 160}
+    for length, is_served in ((144, True), (145, False)):
+        data = data_of(engine | {"speculative_config": drafts}, fleet_of(1, 1), 1)
+        data["workload"] |= ACCEPTED
+        data["workload"]["synthetic"] |= {
+            "prompt_tokens": {"kind": "fixed", "tokens": length},
+            "output_tokens": {"kind": "fixed", "tokens": 2},
+        }
+        simulation = Simulation(parse_config(data))
+        if is_served:
+            assert simulation.run().summary["completed"] == 1
+            continue
+        with pytest.raises(ConfigError, match="takes 12 free blocks; the cache has 11"):
+            simulation.run()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_pools_prove_themselves(asynchronous: bool) -> None:
+    for seed in (3, 11):
+        for draw in (random_pair_workload, random_pools_workload):
+            workload = draw(
+                seed, "0.33.0", async_scheduling=asynchronous, speculative=True
+            )
+            lines = list(driver_of(workload, check=True).lines())
+            assert any(line.get("acc") for line in lines)
+
+
+# -- runs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_drafts_of_decoders_shorten_answers(ahead: bool) -> None:
+    engine = TIGHT | {"async_scheduling": ahead}
+    plain = simulation_of(fleet_of(1, 2), engine, num_requests=40).run().summary
+    drafting = engine | {"speculative_config": EAGLE}
+    run = simulation_of(fleet_of(1, 2), drafting, num_requests=40, **ACCEPTED)
+    results = checked(run)
+    summary = results.summary
+    assert summary["completed"] == 40
+    assert summary["median_tpot_ms"] < 0.7 * plain["median_tpot_ms"]
+    assert 1.5 < summary["spec_decode_acceptance_length"] < 4.0
+    pulls = results.recording.transfer_table
+    assert pulls is not None
+    block_bytes = run.pools[0].capacity.block_bytes
+    assert block_bytes == 16 * 33 * 4096  # a layer more, for the drafter
+    assert summary["transfers"]["num_bytes"] == block_bytes * pulls["num_blocks"].sum()
+    # at the decoder each request is verified once with empty drafts, at least
+    assert (results.requests["num_drafts"] >= 1).all()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_looked_up_drafts_are_a_matter_of_decoders(ahead: bool) -> None:
+    engine = TIGHT | {"async_scheduling": ahead}
+    run = simulation_of(pools(None, NGRAM), engine, num_requests=40, **ACCEPTED)
+    steps = checked(run).steps
+    is_decoder = steps["engine"] > 0
+    assert steps.loc[is_decoder, "num_drafts"].sum() > 0
+    assert steps.loc[~is_decoder, "num_drafts"].sum() == 0
+    assert run.pools[0].capacity.block_bytes == run.pools[1].capacity.block_bytes
+
+
+def test_prefillers_may_draft_another_number() -> None:
+    run = simulation_of(
+        pools(EAGLE | {"num_speculative_tokens": 1}, EAGLE), num_requests=20, **ACCEPTED
+    )
+    assert checked(run).summary["completed"] == 20
+    assert all(isinstance(each, DraftRecorder) for each in run.recorder.of_rank)
+
+
+def test_a_drafter_whose_drafts_are_not_used_only_keeps_its_cache() -> None:
+    model = LinearCost(1e-9, decode_s=1.0, prefill_token_s=10.0)
+    shape = BatchShape(0, 0, 1, 4, 4, 10)
+    assert ModelDrafter(model, 0).step(shape).total_s == pytest.approx(40)
+    assert ModelDrafter(model, 3).step(shape).total_s == pytest.approx(40 + 1 + 1)
+    run = simulation_of(
+        fleet_of(1, 1), TIGHT | {"speculative_config": EAGLE}, **ACCEPTED
+    )
+    passes = [pool.cost_model.describe()["drafter"]["num_passes"] for pool in run.pools]
+    assert passes == [1, 3]
+    prefill, decode = (pool.cost_model.step(shape).parts for pool in run.pools)
+    assert 0 < prefill[3] < decode[3]  # the drafter's output projection
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "line"),
+    [
+        (None, EAGLE, "need the same drafter, got none in p, eagle3 in d"),
+        (EAGLE, EAGLE | {"method": "mtp"}, "got eagle3 in p, mtp in d"),
+        (NGRAM, EAGLE, "got none in p, eagle3 in d"),
+    ],
+)
+def test_both_need_the_same_drafter(prefill: Any, decode: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        simulation_of(pools(prefill, decode), **ACCEPTED)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tier_is_not_built_beside_drafts() -> None:
+    drafts = SpeculativeConfig(SpeculativeMethod.EAGLE, 3)
+    more: dict[str, Any] = {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "max_model_len": 64,
+        "speculative_config": drafts,
+    }
+    Settings(**more, kv_transfer=KVTransferSettings(KVRole.CONSUMER))
+    with pytest.raises(SchedulerError, match="CPU tier is not built beside drafts"):
+        Settings(**more, offload=Offload(8))
+
+
+def test_traffic_needs_to_say_how_many_are_accepted() -> None:
+    with pytest.raises(ConfigError, match="how many drafts are accepted"):
+        Simulation(simulation_of(pools(None, NGRAM)).config)
