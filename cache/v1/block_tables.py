@@ -409,10 +409,11 @@ class BlockTables:
     def free_as_one(self, request: TableRequest) -> None:
         """Do as `free`, all groups in one: cached blocks of the last one go first."""
         table: BlockTable | None = request.table
+        if table is None or len(self.managers) == 1:
+            self.free(request)
+            return
         request.table = None
         held: list[KVCacheBlock] = []
-        if table is None:
-            return
         for manager, own in zip(self.managers, table.groups, strict=True):
             held += manager.give_back(own)
         self.pool.free_blocks(held[::-1])
