@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,9 @@ __all__ = [
     "validate",
 ]
 
+_MANY_STEPS = 5_000
+"""Steps of a run that leaves more memory than looking for it takes time (2 ms)."""
+
 
 def simulate(config: RunConfig) -> Results:
     """Run one simulation and return its results, intervals included.
@@ -82,7 +86,10 @@ def simulate(config: RunConfig) -> Results:
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
     (15446, 366, 0)
     """
-    return with_figures(Results, _simulate(config))
+    results = with_figures(Results, _simulate(config))
+    if results.summary["num_steps"] > _MANY_STEPS:
+        gc.collect(1)  # a run ends in cycles, few objects with all of its arrays
+    return results
 
 
 def sweep(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from sim import Results, load_config, simulate, sweep
+from sim import Results, api, load_config, simulate, sweep
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, ResultsError
+from sim.results.recorder import Recorder
 from sim.views.plots import FIGURES
 from sim.views.plots.style import to_png
 from tests.shared import ROOT
@@ -187,6 +189,21 @@ def test_what_is_no_result_is_refused_in_a_line(
     with pytest.raises(ResultsError, match=message) as refused:
         Results.load(path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_lets_go_of_all_but_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def num_recorders() -> int:
+        return sum(isinstance(each, Recorder) for each in gc.get_objects())
+
+    monkeypatch.setattr(api, "_MANY_STEPS", 0)
+    num_before = num_recorders()
+    gc.disable()
+    try:
+        results = simulate(parse_config(minimal()))
+        assert num_recorders() == num_before
+    finally:
+        gc.enable()
+    assert results.requests.shape[0] == results.summary["completed"]
 
 
 def test_runs_without_preemptions_and_with_unknown_columns_load(tmp_path: Path) -> None:
