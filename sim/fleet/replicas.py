@@ -488,6 +488,10 @@ class Replicas(Engines):
 
 def _leave_at_end(engine: Engine) -> None:
     """Let the host of an engine go when its copies have ended."""
-    beside = engine.beside
-    if beside is not None:
-        engine.done.callbacks.append(lambda _: beside.leave())
+    beside, done = engine.beside, engine.done
+    if beside is None:
+        return
+    if done.processed:  # before others that it keeps pace with
+        beside.leave()
+    else:
+        done.callbacks.append(lambda _: beside.leave())

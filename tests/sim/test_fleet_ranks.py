@@ -379,3 +379,23 @@ def test_an_autoscaler_counts_replicas_and_not_ranks() -> None:
     assert table is not None
     assert 1 < table["num_ready"].max() <= told["most_wanted"]
     assert summary["gpu_hours"] == pytest.approx(sum(up_s) / 3600)
+
+
+def test_an_autoscaler_may_take_out_what_has_ended_before_its_mates() -> None:
+    """When all is served the waves of other replicas go on for a while."""
+    scaler = {
+        "max_replicas": 3,
+        "start_s": 0.1,
+        "interval_s": 0.02,
+        "scrape_interval_s": 0.05,
+        "scale_down": {"stabilization_s": 0},
+    }
+    fleet = pools_apart((1, 2), (2, 2)) | {"links": {"bytes_per_s": 1e10}}
+    fleet["links"]["latency_s"] = 0.01
+    fleet["autoscaler"] = [
+        {"pool": pool, "targets": {"tokens_in_flight": target}} | scaler
+        for pool, target in (("prefill", 1), ("decode", 10))
+    ]
+    summary = both_ways(fleet, EXPERTS | {"async_scheduling": False}, 60.0).summary
+    assert summary["completed"] == 40
+    assert all(each["num_scale_ups"] > 0 for each in summary["autoscalers"])
