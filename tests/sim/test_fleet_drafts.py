@@ -22,6 +22,7 @@ from sim.studies.conformance.random_pairs import (
     random_pair_workload,
     random_pools_workload,
 )
+from sim.views.plots.ranks import figures_of
 from tests.sim.test_fleet_pairs import checked, fleet_of, simulation_of
 from tests.sim.test_fleet_run import TIGHT, data_of
 from tests.sim.test_pairs import SIDE, pair, request, told
@@ -132,6 +133,7 @@ def test_drafts_of_decoders_shorten_answers(ahead: bool) -> None:
     assert summary["transfers"]["num_bytes"] == block_bytes * pulls["num_blocks"].sum()
     # at the decoder each request is verified once with empty drafts, at least
     assert (results.requests["num_drafts"] >= 1).all()
+    assert {"drafts", "engines", "pools"} <= figures_of(results)[0].keys()
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -31,7 +31,7 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
     A fleet has one more, of all its engines, one of pools that prefill and decode, and
     one of replicas that come and go.
     A run whose steps verify drafts has one more, and one with a tier behind its pool
-    has two, in a fleet of all tiers together.
+    has two; of several engines they are of all together.
     """
     part, ranks = parts_of(results.summary)
     if not ranks:
@@ -58,6 +58,8 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
         runs.append(Run(f"{part} {rank}", tables, told))
     figures: dict[str, Callable[[Any], Figure]] = {**OVERLAYS}
     whole = Tables.of(results)
+    if has_drafts(whole):
+        figures |= {"drafts": lambda _: drafts(whole)}
     if has_tier(whole):
         figures |= {
             "tier": lambda _: tier(whole),
