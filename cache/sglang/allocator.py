@@ -283,7 +283,7 @@ class SlotCounts(SlotAllocator):
         pass
 
     def check(self, held: Iterable[Slots]) -> None:
-        """Prove that as many pages are free as nobody holds."""
+        """Prove that the free pages are as many as those that no table holds."""
         size = self.page_size
         num_held = sum(-(-len(slots) // size) for slots in held)
         require(

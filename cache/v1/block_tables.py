@@ -391,7 +391,7 @@ class BlockTables:
     # -- release --------------------------------------------------------------
 
     def leave_behind(self, request: TableRequest, num_computed_tokens: int) -> None:
-        """Give up what nothing reads any more once so many tokens are computed."""
+        """Give up blocks that nothing reads once so many tokens are computed."""
         for number, manager in self._givers if request.table is not None else ():
             manager.give_up(request.table.groups[number], num_computed_tokens)
 

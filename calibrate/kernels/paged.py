@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Queries, one layer's cache, and which blocks belong to whom.
+    """Queries, one layer's cache, and the block table of each sequence.
 
     A decode is a sequence with one query token. Lengths are kept on the host and on
     the device, as engines do: the host plans launches, kernels read the device's.

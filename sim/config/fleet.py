@@ -142,7 +142,7 @@ class FleetTable(ConfigTable):
         return sum(self.most_replicas(pool) for pool in self.pools)
 
     def autoscaler_of(self, pool: PoolTable) -> AutoscalerTable | None:
-        """Return what changes the replicas of a pool, if anything does."""
+        """Return the autoscaler of a pool, if it has one."""
         for each in self.autoscaler or ():
             if each.pool in {None, pool.name}:
                 return each

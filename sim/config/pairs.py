@@ -66,7 +66,7 @@ class ConnectorTable(ConfigTable):
         return self
 
     def settings(self, kind: str) -> dict[str, Any]:
-        """Return what a kind of connector is configured with."""
+        """Return the configuration of a kind of connector."""
         given = self.model_dump(exclude_none=True)
         return {key: given.get(key, value) for key, value in _CONNECTORS[kind].items()}
 
@@ -89,7 +89,7 @@ class ProxyTable(ConfigTable):
 
 
 def check_flow(kind: str, scheduler: str, given: dict[str, Any]) -> None:
-    """Refuse what the way does not know in which engines hand prompts on.
+    """Refuse keys that a way of handing prompts on does not know.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class HostAhead:
         ]
 
     def split(self, total_s: float, num_rows: int) -> tuple[float, float]:
-        """Return what a step of so many requests takes of the host, and of the GPU."""
+        """Return the host's and the GPU's seconds in a step of so many requests."""
         if self._host_part_s is None:
             return 0.0, total_s
         prepare_s = min(self.prepare_s, total_s)

@@ -43,7 +43,7 @@ class Efficiencies:
     fp8_decode_bandwidth: float
 
     def by_key(self) -> dict[str, float]:
-        """Return what each key of `RooflineParameters` is that leaves it to these."""
+        """Return the values of keys of `RooflineParameters` that are left to these."""
         return {
             "gemm_compute_efficiency": self.products.compute,
             "gemm_bandwidth_efficiency": self.products.bandwidth,

@@ -37,7 +37,7 @@ class ExpertKernels:
     drain."""
 
     def by_key(self) -> dict[str, float]:
-        """Return what each key of `RooflineParameters` is that leaves it to these.
+        """Return the values of keys of `RooflineParameters` that are left to these.
 
         The latency is what `layer_latency_s` lacks: it has the starts of a dense MLP.
         """
@@ -126,7 +126,7 @@ def precision_of(model: ModelArchitecture, gpu: GpuSpec) -> Precision:
 def reached_by_key(
     model: ModelArchitecture, gpu: GpuSpec, choice: Choice
 ) -> dict[str, float]:
-    """Return what kernels reach, by the key of `RooflineParameters` that sets it."""
+    """Return the shares that kernels reach, by their key of `RooflineParameters`."""
     experts = expert_kernels(gpu, precision_of(model, gpu), choice)
     return efficiencies_of(gpu, choice).by_key() | experts.by_key()
 

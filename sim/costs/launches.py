@@ -41,7 +41,7 @@ def step_launches(
     num_tokens: int,
     num_prefills: int,
 ) -> int:
-    """Return what the host launches of a step: all, what is between pieces, or none."""
+    """Return the launches of a step: all, those between pieces, or none."""
     if not num_tokens:
         return 0
     if not graphs.replays(num_tokens, num_prefills):
@@ -52,7 +52,7 @@ def step_launches(
 
 
 def launches_of_pieces(model: ModelArchitecture, graphs: GraphRule) -> int:
-    """Return what the host launches of a step that is graphs in pieces; 0 of one."""
+    """Return the launches of a step that is graphs in pieces; 0 of one graph."""
     if not graphs.piece_launches:
         return 0
     return graphs.piece_launches * model.num_hidden_layers + OTHER_LAUNCHES

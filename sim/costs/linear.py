@@ -120,7 +120,7 @@ class LinearCost(FormulaCost):
         return self.swapped_block_s * num_swapped, copy_s, False, 0.0, 0.0
 
     def swapping(self) -> Swapping:
-        """Return what moving blocks takes, the same both ways."""
+        """Return the times of moving blocks, the same both ways."""
         way = PerBlock(self.swapped_block_s)
         return Swapping(way, way, overlap=True)
 

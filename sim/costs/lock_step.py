@@ -91,6 +91,6 @@ def steps_together(
 
 
 def _nothing(shapes: Sequence[BatchShape]) -> tuple[float, float]:
-    """Return what ranks do together that are priced one by one."""
+    """Return the seconds in which ranks work together: none, priced one by one."""
     del shapes
     return 0.0, 0.0

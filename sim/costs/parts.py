@@ -258,7 +258,7 @@ class PartsCost(ABC):
         """Return `step` of each row; as `StepPricer.columns`."""
 
     def rest(self, shape: BatchShape, parts: Parts) -> Rest:
-        """Return what moving blocks adds, and how far off the step may be."""
+        """Return the seconds that moving blocks adds, and the bounds of the step."""
         del shape, parts
         return _NO_REST
 

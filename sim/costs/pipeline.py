@@ -115,7 +115,7 @@ class PipelineCost:
             self.scheduling = first.scheduling
 
     def _costs(self, shape: BatchShape) -> list[StepCost]:
-        """Return what each stage takes, of a batch without tokens the last one."""
+        """Return the cost of each stage, of a batch without tokens the last one."""
         stages = self._stages
         if not (shape.num_decodes or shape.num_prefill_tokens):
             stages = stages[-1:]

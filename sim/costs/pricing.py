@@ -113,7 +113,7 @@ def _formula_total(model: FormulaCost) -> BatchTotal:
 
 
 def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
-    """Return what makes the `DecodeEnds` of so many decodes, at least 1.
+    """Return the maker of the `DecodeEnds` of so many decodes, at least 1.
 
     A model with `kept_ends` keeps them for all engines whose steps it prices.
     """

@@ -48,7 +48,7 @@ class Problem:
 
 
 def validate_profile(profile: Profile) -> list[Problem]:
-    """Return what is wrong with a profile, worst first; empty for a good one.
+    """Return the problems of a profile, worst first; none for a good one.
 
     Points in the wrong order are fatal where the profile was measured and can be
     measured again; in an import they are facts of the published table.

@@ -323,7 +323,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return ByPageSize(pages, kernel, batch) if load else batch
 
     def swapping(self) -> Swapping:
-        """Return what swaps add to a step, from the datasheet."""
+        """Return the times that swaps add to a step, from the datasheet."""
         rule = self.swapping_rule()
         return Swapping(
             self.transfer(rule.variant, load=True),

@@ -327,13 +327,13 @@ class RooflineParameters:
             at_least_zero(key, value)
 
     def reached(self) -> dict[str, float]:
-        """Return what kernels of the GPU reach, by the key that would set it."""
+        """Return the shares that the GPU's kernels reach, by the key for each."""
         found = reached_by_key(self.model, self.gpu, self.efficiencies)
         given = ((key, getattr(self, key)) for key in found)
         return found | {key: value for key, value in given if value is not None}
 
     def products(self, *, has_fp8: bool = False) -> Products:
-        """Return what products of weights reach, in 16 bits or in 8."""
+        """Return the shares that products of weights reach, in 16 bits or in 8."""
         of_gpu = efficiencies_of(self.gpu, self.efficiencies)
         own = of_gpu.fp8_products if has_fp8 else of_gpu.products
         key = "fp8_gemm_compute_efficiency" if has_fp8 else "gemm_compute_efficiency"
@@ -342,11 +342,11 @@ class RooflineParameters:
         return Products(bandwidth, self.reached()[key], own.sharpness)
 
     def scheduling(self) -> dict[str, Any]:
-        """Return what the scheduler takes of a request, and how that is known."""
+        """Return the scheduler's time for a request, and its source."""
         return sources.scheduling_told(self.schedule_request_s, self.host_rule)
 
     def added_request_s(self) -> float:
-        """Return what each request adds to the host's part of a step."""
+        """Return the seconds that each request adds to the host's part of a step."""
         schedule_s = 0.0 if self.host_rule.is_hidden else self.scheduling()["value"]
         return self.request_overhead_s + float(schedule_s)
 

@@ -33,7 +33,7 @@ class Drafter(Protocol):
     """Proposes the drafts of the next step behind each step."""
 
     def step(self, shape: BatchShape) -> StepCost:
-        """Return what proposing takes behind a step of a shape with tokens."""
+        """Return the cost of proposing behind a step of a shape with tokens."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class SpeculativeCost:
 def _all_together(
     model: Together, drafter: Drafter
 ) -> Callable[[Sequence[BatchShape]], tuple[float, float]]:
-    """Return what ranks do together in the layers of the target and of the drafter."""
+    """Return the common work of ranks in the layers of the target and the drafter."""
     if not isinstance(drafter, Together):
         return model.together
 

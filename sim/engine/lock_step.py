@@ -169,7 +169,7 @@ class LockStep:
     # -- steps ----------------------------------------------------------------
 
     def host_s(self, num_rows: int) -> float:
-        """Return what the host takes to prepare a batch of so many requests."""
+        """Return the host's seconds to prepare a batch of so many requests."""
         host = self._host
         assert host is not None
         return self.factor * host.split(host.prepare_s, num_rows)[0]

@@ -17,7 +17,7 @@ def at_least(least: int, **given: float | None) -> None:
 
 
 def shares(**given: float) -> None:
-    """Refuse what is no share of a whole."""
+    """Refuse numbers that are no share of a whole."""
     for name, value in given.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"{name}: must be from 0 to 1, got {value}")

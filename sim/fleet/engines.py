@@ -176,7 +176,7 @@ def horizon_of(
     *,
     heeds_arrivals: bool,
 ) -> Callable[[], float]:
-    """Return what tells the next moment at which anything may look at an engine.
+    """Return a clock of the next moment at which anything may look at an engine.
 
     Parameters
     ----------

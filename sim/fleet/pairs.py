@@ -102,7 +102,7 @@ class PairRouter:
     def prospect(
         self, request: Request, cached: Sequence[int], place: int | None
     ) -> Prospect:
-        """Return what a decider may ask.
+        """Return the facts that a decider may ask for.
 
         Parameters
         ----------
@@ -403,7 +403,7 @@ class Pairs(TwoPools):
 
 
 def prompt_of(request: Request) -> Request:
-    """Return what a prefiller is asked for: the prompt, and one token."""
+    """Return the request to a prefiller: the prompt, and one token."""
     prompt = request.again()
     prompt.max_num_tokens = min(prompt.num_prompt_tokens + 1, request.max_num_tokens)
     prompt.oracle_num_tokens = prompt.num_prompt_tokens + 1

@@ -203,7 +203,7 @@ class PairSteps(Beside):
 
     @abstractmethod
     def _poll(self, now_s: float) -> TransferReport:
-        """Return what the workers see."""
+        """Return the transfers that the workers see ended."""
 
     @abstractmethod
     def _has_ended(self) -> bool:

@@ -43,7 +43,7 @@ class Scaler(Protocol):
         """Return how often it turned in the worst hour."""
 
     def summary(self) -> dict[str, Any]:
-        """Return what it did, for the summary of the run."""
+        """Return its decisions, for the summary of the run."""
 
 
 class ChangingRouter(Router, Protocol):
@@ -454,7 +454,7 @@ class Replicas(Engines):
         yield self.env.all_of([engine.done for engine in self.engines])
 
     def summary(self) -> dict[str, Any]:
-        """Return what happened, and what became of requests."""
+        """Return the events, and the fate of requests."""
         now_s = self.env.now
         return {
             "events": [

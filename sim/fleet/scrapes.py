@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_of(engine: Engine) -> Load:
-    """Return what an engine tells of itself, as the steps that have begun left it."""
+    """Return the load of an engine, as the steps that have begun left it."""
     scheduler: Any = engine.scheduler
     stretch = engine.stretch
     if stretch is not None and getattr(scheduler, "foresees_usage", False):

@@ -222,7 +222,7 @@ class Fleet:
         return found
 
     def loads(self, places: Sequence[int] | None = None) -> list[Load]:
-        """Read what engines, all by default, would tell of themselves now."""
+        """Read the loads of engines, all by default, as they are now."""
         engines = self._running
         places = range(len(engines)) if places is None else places
         return [load_of(engines[place]) for place in places]
@@ -381,7 +381,7 @@ class Fleet:
     def _beside(
         self, place: int, scheduler: Scheduler, cost_model: CostModel
     ) -> Beside | None:
-        """Return what runs beside the steps of an engine."""
+        """Return the copies that run beside the steps of an engine."""
         recorder, pool = self._recorders.of_rank[place], self._owners[place]
         if not isinstance(recorder, OffloadRecorder):
             return None
@@ -399,7 +399,7 @@ class Fleet:
     def numbers(
         self, recording: Recording, engines: Engines, duration_s: float
     ) -> dict[str, Any]:
-        """Return what its pools and engines did."""
+        """Return the numbers of its pools and engines."""
         told = numbers(recording, self.pools, engines, duration_s, self._recorders)
         up_s = told.get("up_s") or [duration_s] * len(self.schedulers)
         told |= gpu_hours(told["engines"], told["pools"], up_s, self._table.prices)
@@ -436,12 +436,12 @@ class Fleet:
         self._slowed[place].factor = factor
 
     def late_warnings(self, engines: Engines) -> Iterator[str]:
-        """Yield what to know of a run that has ended."""
+        """Yield warnings of a run that has ended."""
         if isinstance(engines, Replicas):
             yield from flapping(engines)
 
     def warnings(self) -> Iterator[str]:
-        """Yield what the router does in vain."""
+        """Yield warnings of a router that works in vain."""
         if type(self.router) not in BY_PREFIX:
             return
         for pool in self.pools:

@@ -47,7 +47,7 @@ def numbers(
     duration_s: float,
     recorders: RankRecorders,
 ) -> dict[str, Any]:
-    """Return what each pool and each engine did, and how evenly."""
+    """Return the numbers of each pool and each engine, and their imbalance."""
     of_engines: list[dict[str, Any]] = []
     of_pools = []
     for pool in pools:

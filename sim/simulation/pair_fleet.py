@@ -178,7 +178,7 @@ class PairFleet(Fleet):
         return found
 
     def _tell_prompts(self, told: dict[str, Any]) -> None:
-        """Say what prefillers computed, and how even each pool is by itself."""
+        """Tell the tokens that prefillers computed, and each pool's imbalance."""
         pools = {pool["pool"]: pool for pool in told["pools"]}
         ratios: list[dict[str, float | None]] = []
         for pool in pools.values():
@@ -241,7 +241,7 @@ def _bytes_per_s(links: LinksTable) -> float:
 
 
 def _rules(pool: Pool, links: LinksTable) -> PullRules:
-    """Return what a pull of a decoder takes besides its share of the links."""
+    """Return the costs of a decoder's pull besides its share of the links."""
     return PullRules(
         sizes=_block_sizes(pool),
         latency_s=links.latency_s,
@@ -251,7 +251,7 @@ def _rules(pool: Pool, links: LinksTable) -> PullRules:
 
 
 def _block_sizes(pool: Pool) -> tuple[BlockSizes, ...]:
-    """Return what a block of each group holds, over all GPUs of an engine."""
+    """Return the sizes of a block of each group, over all GPUs of an engine."""
     capacity, num_gpus = pool.capacity, pool.engine.tensor_parallel_size
     layout = None if capacity.plan is None else capacity.plan.layout
     if layout is None or len(layout.groups) == 1:

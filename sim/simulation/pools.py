@@ -192,7 +192,7 @@ def _tier_warnings(engine: EngineConfig) -> Iterator[str]:
 
 
 def transfer_settings(pool: Pool) -> KVTransferSettings | Disaggregation | None:
-    """Return what schedulers of a pool are told of the engines beside them."""
+    """Return the settings of a pool's schedulers on the engines beside them."""
     if pool.role not in _KV_ROLES:
         return None
     fleet = pool.config.fleet

@@ -298,7 +298,7 @@ def _columns(found: Rows) -> Rows:
 def behind(
     found: Found, windows: Sequence[WindowGroup], num_computed_tokens: int
 ) -> tuple[Found, list[list[Extent]]]:
-    """Return what was found of full attention, and what windows do not leave behind."""
+    """Return the blocks found of full attention, and those that windows keep."""
     full, *hits = found.parts
     rows = []
     for window, row in zip(windows, hits, strict=True):

@@ -21,7 +21,7 @@ def weight_bits_of(model: ModelArchitecture) -> int:
 def geometry_of(
     model: ModelArchitecture, tensor_parallel_size: int, kv_itemsize_bytes: int
 ) -> dict[str, int]:
-    """Return what a table depends on; two models that agree on it share tables."""
+    """Return the shape that a table depends on; models of one share tables."""
     tp = tensor_parallel_size
     found = {
         "tensor_parallel_size": tp,
@@ -53,7 +53,7 @@ def _stored_bits(scheme: QuantizationScheme) -> int:
 def expert_geometry(
     model: ModelArchitecture, tensor_parallel_size: int
 ) -> dict[str, int]:
-    """Return what a table of routed experts depends on, as `geometry_of`."""
+    """Return the shape that a table of routed experts depends on, as `geometry_of`."""
     return {
         "num_layers": model.num_moe_layers,
         "hidden_size": model.hidden_size,
@@ -67,7 +67,7 @@ def expert_geometry(
 def state_geometry(
     model: ModelArchitecture, tensor_parallel_size: int
 ) -> dict[str, Any]:
-    """Return what tables of layers with a state depend on, as `geometry_of`."""
+    """Return the shape that tables of states depend on, as `geometry_of`."""
     shape = model.state_shape
     shapes = shape.state_shapes(tensor_parallel_size) if shape else ()
     return {"num_layers": model.num_state_layers, "shapes": [*map(list, shapes)]}

@@ -232,7 +232,7 @@ class MeasuredCost(PartsCost):
         return self._other.together(shapes)
 
     def scheduling(self) -> dict[str, Any]:
-        """Return what the scheduler takes of a request, and how that is known."""
+        """Return the scheduler's time for a request, and its source."""
         return self._rest.scheduling()
 
     def host_part_s(self, num_rows: int) -> float:
@@ -397,7 +397,7 @@ class MeasuredCost(PartsCost):
         return self._other.transfer(variant, load=load, layout=layout)
 
     def swapping(self) -> Swapping:
-        """Return what moving blocks takes, as measured where it was."""
+        """Return the times of moving blocks, as measured where they were."""
         return self._other.swaps
 
     def describe(self) -> dict[str, Any]:

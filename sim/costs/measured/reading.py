@@ -103,7 +103,7 @@ _TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
 
 
 def read_correction(fit: Mapping[str, Any]) -> float:
-    """Return what whole measured steps multiply the GPU's operations by, or 1."""
+    """Return the factor of whole measured steps on the GPU's operations, or 1."""
     factor = (fit.get("step_correction") or {}).get("factor", 1.0)
     if not isinstance(factor, int | float) or not 0.25 <= factor <= 4.0:
         raise ConfigError(
@@ -259,7 +259,7 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
 def unlike_layers(
     tables: Mapping[str, Any], rest: RooflineCost, states: Surface | None = None
 ) -> UnlikeLayers | ChosenLayers | None:
-    """Return what chunks cost layers that do not see all; None where all are alike."""
+    """Return the price of chunks in layers that do not see all; None without such."""
     if rest.mixture is None:
         return None
     if rest.model.index_topk:
@@ -299,7 +299,7 @@ def _chunks_of(
 def past_factor(
     entry: Mapping[str, Any], rest: RooflineCost, prefill: Surface
 ) -> PastFactor | None:
-    """Return what a past does to a chunk; None where it was not measured."""
+    """Return the factor of a past on a chunk; None where it was not measured."""
     tables = entry.get("prefill_past")
     if tables is None or rest.model.index_topk:
         return None
@@ -317,7 +317,7 @@ def beside_factor(
     prefill: Surface,
     decode: Surface,
 ) -> BesideFactor | None:
-    """Return what chunks and decodes do to each other; None where not measured."""
+    """Return the factor of chunks and decodes side by side; None if not measured."""
     tables = entry.get("mixed")
     if tables is None or rest.model.index_topk:
         return None

@@ -132,7 +132,7 @@ class MeasuredRest:
     # -- counts, each priced once -------------------------------------------------
 
     def price_tokens(self, num_tokens: int) -> TokenParts:
-        """Return what so many tokens decide; nothing for none."""
+        """Return the parts that depend on the number of tokens; nothing for none."""
         if not num_tokens:
             return self.tokens.keep(0, TokenParts())
         gemm_s, allreduce_s, _ = (
@@ -291,7 +291,7 @@ class MeasuredRest:
         )
 
     def moves(self, num_blocks: Sequence[int], gpu_s: float) -> Rest:
-        """Return what moving blocks adds to a step."""
+        """Return the seconds that moving blocks adds to a step."""
         num_loaded, num_stored, num_copied = num_blocks
         swap_s = copy_s = down = up = 0.0
         outside = False

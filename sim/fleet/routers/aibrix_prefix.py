@@ -85,7 +85,7 @@ class BlockTable:
             sent_s[each] = now_s
 
     def forget(self, now_s: float) -> None:
-        """Forget what the last sweep before `now_s` has found too old."""
+        """Forget the blocks that the last sweep before `now_s` has found too old."""
         sweep_s = floor(now_s / SWEEP_INTERVAL_S) * SWEEP_INTERVAL_S
         places, sent_s = self._places, self._sent_s
         while places:

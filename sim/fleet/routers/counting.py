@@ -56,7 +56,7 @@ class CountingRouter(ABC):
         self.places = list(places)
 
     def _forget(self, place: int) -> None:  # noqa: B027 - most remember nothing
-        """Forget what the engine at `place` was sent: it is gone."""
+        """Forget the requests sent to the engine at `place`: it is gone."""
 
     def choose(self, request: Request) -> int:
         """Return the place of the engine that a request goes to, and count it there."""

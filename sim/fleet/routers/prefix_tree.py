@@ -213,7 +213,7 @@ def _rest_of(piece: Piece, num_tokens: int) -> Piece | None:
 
 
 def _behind(pieces: Sequence[Piece], num_tokens: int) -> list[Piece]:
-    """Return what stands behind the first `num_tokens`."""
+    """Return the pieces behind the first `num_tokens`."""
     for index, piece in enumerate(pieces):
         if num_tokens < piece[2]:
             rest = _rest_of(piece, num_tokens)

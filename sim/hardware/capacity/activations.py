@@ -102,7 +102,7 @@ def _sampled_hidden_copies(arguments: EngineArguments) -> int:
 
 
 def _sampler_state_bytes(arguments: EngineArguments) -> int:
-    """Return what the second model runner's sampler keeps for all its sequences."""
+    """Return the bytes of sampler state in the second model runner."""
     is_counted = arguments.engine_minor >= constants.FIRST_COUNTED_STATE_MINOR
     if not (arguments.has_second_model_runner and is_counted):
         return 0

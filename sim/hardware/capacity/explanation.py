@@ -45,7 +45,7 @@ def _in_gib(parts: list[tuple[str, int, str]]) -> list[tuple[str, str, str]]:
 
 
 def _pool_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
-    """Return what is left for the pool, and what it is where that is given."""
+    """Return the bytes left for the pool, and its size where that is given."""
     if estimate.pool_source == "profile":
         return [("= KV cache", estimate.left_bytes, "what is left")]
     return [
@@ -55,7 +55,7 @@ def _pool_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
 
 
 def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
-    """Return what SGLang takes off: it keeps a share of free memory, and no more."""
+    """Return the bytes that SGLang takes off: a share of free memory, and no more."""
     share = 1 - estimate.gpu_memory_utilization
     free = estimate.total_bytes - estimate.requested_bytes
     return [

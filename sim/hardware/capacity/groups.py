@@ -76,7 +76,7 @@ def _kept_in_words(spec: KVCacheSpec, held_as: KVCacheSpec) -> str:
 
 
 def _page_in_words(spec: KVCacheSpec) -> str:
-    """Return what a page of one layer consists of."""
+    """Return the parts of a page of one layer, in words."""
     if isinstance(spec, MambaSpec):
         shapes = " + ".join(" x ".join(map(str, shape)) for shape in spec.shapes)
         padding = spec.page_size_bytes - spec.state_bytes

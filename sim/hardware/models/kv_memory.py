@@ -141,7 +141,7 @@ def kv_memory(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
 ) -> KvMemory:
-    """Return what KV entries of a model take, and what an engine's pool holds.
+    """Return the bytes of a model's KV entries, and the capacity of an engine's pool.
 
     A model without a layer that keeps every token is counted as if all of them did.
     """

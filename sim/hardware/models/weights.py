@@ -165,7 +165,7 @@ def weight_bytes(
 
 
 def allocated_bytes(num_bytes: int) -> int:
-    """Return what PyTorch's caching allocator counts for a tensor, in bytes.
+    """Return the bytes that PyTorch's caching allocator counts for a tensor.
 
     A tensor of 10 MiB or more gets a segment of its own, a multiple of 2 MiB, and the
     remainder is split off only where it exceeds 1 MiB. Source: PyTorch

@@ -51,11 +51,11 @@ class HostedConnector(Protocol):
         ...
 
     def asked(self, step: HostedStep) -> None:
-        """Note what a call asks of the workers."""
+        """Note the transfers that a call asks for."""
         ...
 
     def parameters(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what a client would have said to their connector."""
+        """Return the parameters that a client would have given their connector."""
         ...
 
     def reported(

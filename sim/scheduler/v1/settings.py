@@ -176,7 +176,7 @@ class Settings:
         return self.token_budget
 
     def draft_limits(self, *, enable_prefix_caching: bool) -> dict[str, Any]:
-        """Return what `cache.v1.groups.kinds.EngineLimits` has of drafts."""
+        """Return the part of `cache.v1.groups.kinds.EngineLimits` that drafts set."""
         drafts = self.speculative_config
         if drafts is None:
             return {}

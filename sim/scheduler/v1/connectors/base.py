@@ -289,7 +289,7 @@ class KVConnector(Protocol):
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Return what is told of it in a run's summary."""
+        """Return its numbers for a run's summary."""
         ...
 
     def get_num_new_matched_tokens(

@@ -398,7 +398,7 @@ class OffloadingConnector:
         return received
 
     def summary(self) -> dict[str, Any]:
-        """Return what is told of the tiers in a run's summary."""
+        """Return the numbers of the tiers for a run's summary."""
         tier = self.tier
         told: dict[str, Any] = {
             "num_tier_chunks": tier.num_chunks,

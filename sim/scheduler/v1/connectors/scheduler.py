@@ -385,7 +385,7 @@ class ConnectorScheduler(Scheduler):
         super().update(finished)
 
     def receive(self, report: TransferReport) -> None:
-        """Note what the workers report with the output of a step, after `update`."""
+        """Note the report of the workers with the output of a step, after `update`."""
         self.failed = []
         if report.invalid_block_ids or report.failed:
             self._note_failures(set(report.invalid_block_ids), report.failed)

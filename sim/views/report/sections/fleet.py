@@ -46,7 +46,7 @@ _MOST_IN_TABLE: Final = 50
 
 
 def show_fleet_summary(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Return what is known of each fleet in sentences, then the numbers."""
+    """Return each fleet in sentences, then in numbers."""
     for run in runs:
         if len(runs) > 1:
             yield element("h3", tag(run))
