@@ -76,7 +76,7 @@ RACES = (
         "an H200, blocks of 16 tokens",
         "chat_sessions.yaml",
         (),
-        {15_587: "one H200"},
+        {15_446: "one H200"},
     ),
 )
 

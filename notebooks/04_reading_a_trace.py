@@ -93,7 +93,7 @@ report.plot()
 # the number of blocks that are *not* in use: that is close to what the engine finds.
 
 # %%
-sizes = [4_000, 6_000, 9_000, 15_587, 25_000]
+sizes = [4_000, 6_000, 9_000, 15_446, 25_000]
 runs = sweep(
     [
         load_config(

@@ -28,7 +28,7 @@ from kvsim import load_config, simulate, validate
 
 traffic = {
     "workload.preset.duration_s": 600,
-    "workload.preset.rate_scale": 1.02,
+    "workload.preset.rate_scale": 1.0,
     "engine.async_scheduling": False,
 }
 believed = load_config("../examples/demo.yaml", traffic)
@@ -124,7 +124,7 @@ pd.DataFrame(
 ).loc[metrics].round(1)
 
 # %% [markdown]
-# What is left in the tail of TTFT is chance. The fitted host is a microsecond off, and in a full
+# What is left in the tail of TTFT is chance. The fitted host is ten microseconds off, and in a full
 # cache that is enough for others to be preempted; with the truth itself nothing is off. One run is
 # one sample of its tail.
 #

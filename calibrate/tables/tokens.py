@@ -208,9 +208,14 @@ class TokenTables:
     # -- layers ---------------------------------------------------------------------
 
     def _in_layer(self, names: Iterable[str]) -> dict[str, float]:
-        """Return how often each runs in a layer: dense MLPs are in some layers only."""
-        model, counts = self.model, self.layers.elementwise
+        """Return how often each runs in a layer: dense MLPs are in some layers only.
+
+        A norm of queries and keys that was not timed counts as another norm.
+        """
+        model, counts = self.model, dict[str, float](self.layers.elementwise)
         dense = 1.0 - model.num_moe_layers / model.num_hidden_layers
+        if "qk_norm" not in counts and "norm" in counts:
+            counts["norm"] += model.num_qk_norms / model.num_hidden_layers
         each = {
             name: counts.get(name, 1) * (dense if name in self.layers.mlp else 1.0)
             for name in names

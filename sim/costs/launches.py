@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LAYER_LAUNCHES: Final = 10
 """Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
-activation, down."""
+activation, down. A norm of queries and keys is one more (`num_launches`)."""
 OTHER_LAUNCHES: Final = 4
 """Embedding, last norm, output projection, sampler."""
 LAUNCH_S: Final = 26e-6
@@ -31,7 +31,8 @@ LAUNCH_SOURCE: Final = (
 def num_launches(model: ModelArchitecture, tensor_parallel_size: int) -> int:
     """Return the kernels of a step."""
     per_layer = LAYER_LAUNCHES + 2 * (tensor_parallel_size > 1)
-    return per_layer * model.num_hidden_layers + OTHER_LAUNCHES
+    layers = per_layer * model.num_hidden_layers + model.num_qk_norms
+    return layers + OTHER_LAUNCHES
 
 
 def step_launches(

@@ -341,6 +341,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def _derive_host(self) -> None:
         model, tp = self.model, self.tensor_parallel_size
         self._kernels_s = model.num_hidden_layers * self.layer_latency_s
+        self._kernels_s += model.num_qk_norms * self.qk_norm_latency_s
         bandwidth = self._bandwidth(self.elementwise_bandwidth_efficiency)
         traffic = elementwise_elements(model, tp) * dtype_bytes(model.dtype)
         self._elementwise_token_s = model.num_hidden_layers * traffic / bandwidth

@@ -156,6 +156,8 @@ class RooflineParameters:
         Share of bandwidth of copies on the GPU, and seconds to start them.
     layer_latency_s
         Seconds a layer spends on starting and draining its kernels.
+    qk_norm_latency_s
+        Seconds more of a layer whose queries and keys pass a norm.
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch.
     host_rule
@@ -265,6 +267,9 @@ class RooflineParameters:
         40e-6,
         "s/layer",
         f"intercepts: 4 GEMMs of 3.5 us, attention 14 us, 5 others of 2.4 us; {_AIC}",
+    )
+    qk_norm_latency_s: float = parameter(
+        2e-6, "s/layer", sources.QK_NORM, sources.QK_NORM_INTERVAL_S
     )
     step_overhead_s: float = parameter(
         1.5e-3,

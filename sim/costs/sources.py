@@ -26,6 +26,13 @@ EXPERTS: Final = {
     "unit": "times the experts' seconds",
 }
 """How tokens choose experts, and how much longer they take where routing is skewed."""
+QK_NORM: Final = (
+    "1.9 and 2.0 us at one token, LLMServingSim tables of Qwen3 under vLLM 0.19.0; "
+    "2.1, of SGLang's, in its pull request 17515"
+)
+QK_NORM_INTERVAL_S: Final = (1.2e-6, 2.6e-6)
+"""SGLang's newer kernel, and the 5.0 us of norm and rotary embedding on an H100 (vLLM,
+pull request 38621) without the 2.4 of the latter."""
 NOT_JUDGED: Final = "datasheet alone: nothing measured was held against it"
 _SCHEDULING: Final = (
     "vLLM 0.33's own scheduler, timed on one core of an AMD EPYC; 11 to 13 us on two "

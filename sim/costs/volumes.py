@@ -107,8 +107,8 @@ def elementwise_elements(model: ModelArchitecture, tensor_parallel_size: int) ->
     """Return elements that a token reads and writes outside GEMM and attention.
 
     In one layer on one rank: two residual norms (two reads and two writes each),
-    rotary embedding in place, the write of the KV cache, the gated activation (two
-    reads, one write).
+    rotary embedding in place, the norm of queries and keys where a layer has one, the
+    write of the KV cache, the gated activation (two reads, one write).
     """
     tp = tensor_parallel_size
     query = model.num_attention_heads / tp * model.head_dim
@@ -116,7 +116,9 @@ def elementwise_elements(model: ModelArchitecture, tensor_parallel_size: int) ->
     inner: float = model.intermediate_size
     if model.num_experts:
         inner = model.num_experts_per_tok * model.expert_size
-    return 8.0 * model.hidden_size + 2.0 * (query + key) + 4.0 * key + 3.0 * inner / tp
+    passes = 2.0 * (1.0 + model.num_qk_norms / model.num_hidden_layers)
+    moved = passes * (query + key)
+    return 8.0 * model.hidden_size + moved + 4.0 * key + 3.0 * inner / tp
 
 
 # -- layers of several kinds -----------------------------------------------------------

@@ -97,6 +97,7 @@ BARE = {
     "copy_efficiency": 1.0,
     "copy_fixed_s": 0.0,
     "layer_latency_s": 0.0,
+    "qk_norm_latency_s": 0.0,
     "step_overhead_s": 1e-6,
     "request_overhead_s": 0.0,
 }
@@ -384,6 +385,19 @@ def test_host_by_hand():
     expected_s = 1e-3 + 3e-5 + 2e-4 + 3 * 2 * elements * 2 / 1e12
     assert cost.step(decodes(3, 10)).host_s == pytest.approx(expected_s)
     assert cost.step(EMPTY).host_s == 1e-3
+
+
+def test_a_norm_of_queries_and_keys_starts_once_and_moves_both():
+    normed = replace(TINY, qk_norm=True)
+    # 2 layers of 4 heads and 2 of keys, each read and written, 64 wide, in bf16
+    for num_tokens in (1, 1000):
+        shape = decodes(num_tokens, 10)
+        expected_s = 2 * (3e-6 + num_tokens * 2 * (4 + 2) * 64 * 2 / 1e12)
+        without, with_norm = (
+            bare(model, qk_norm_latency_s=3e-6).step(shape).host_s
+            for model in (TINY, normed)
+        )
+        assert with_norm - without == pytest.approx(expected_s, rel=1e-6)
 
 
 def test_experts_are_read_as_often_as_they_are_touched():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sim.costs import RooflineCost
 from sim.costs.collectives import all_reduce_s
+from sim.costs.launches import num_launches
 from sim.costs.mixture import LayerGroup
 from sim.costs.pricing import steady_of
 from sim.hardware.gpus import load_gpu
@@ -220,6 +221,32 @@ def test_kernels_of_experts_take_their_start_beyond_a_dense_mlps():
     for shape in (decodes(1, 100), BatchShape(0, 0, 1, 8192, 8192, 1)):
         added_s = ours.step(shape).gemm_s - none.step(shape).gemm_s
         assert added_s == pytest.approx(model.num_moe_layers * latency_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_norms"),
+    [
+        ("Qwen/Qwen3-32B", 64),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 12),  # of 48; the others keep states
+        ("google/gemma-3-27b-it", 62),
+        ("allenai/OLMo-2-0325-32B", 64),
+        ("MiniMaxAI/MiniMax-M2", 62),
+        ("zai-org/GLM-4.5", 92),
+        ("zai-org/GLM-4.5-Air", 0),  # its file says no
+        ("deepseek-ai/DeepSeek-V3", 0),
+        ("meta-llama/Llama-3.1-8B", 0),
+    ],
+)
+def test_a_norm_of_queries_and_keys_is_started_where_attention_is(name, num_norms):
+    model, gpu = load_model(name), load_gpu("h200_sxm")
+    ours = RooflineCost(model=model, gpu=gpu)
+    none = RooflineCost(model=model, gpu=gpu, qk_norm_latency_s=0.0)
+    added_s = ours.step(decodes(1, 100)).total_s - none.step(decodes(1, 100)).total_s
+    assert added_s == pytest.approx(num_norms * 2e-6, abs=1e-9)
+    told = ours.describe()["parameters"]["qk_norm_latency_s"]
+    assert told["interval"][0] <= told["value"] <= told["interval"][1]
+    plain = replace(model, qk_norm=False)
+    assert num_launches(model, 1) - num_launches(plain, 1) == num_norms
 
 
 def test_layers_without_a_mixer_have_one_collective():

@@ -63,6 +63,7 @@ VARIANTS: Final = (
     Variant("host added to every step", is_ahead=False),
     Variant("without the front end", has_front_end=False),
     Variant("12 us a layer to start kernels, not 40", cost={"layer_latency_s": 12e-6}),
+    Variant("without a norm of queries and keys", cost={"qk_norm_latency_s": 0.0}),
     Variant("without the experts' start", cost={"moe_layer_latency_s": 0.0}),
     Variant("with launches, 26 us each", cost={"launch_s": 26e-6}),
     Variant("with launches, 95 us each", cost={"launch_s": 95e-6}),

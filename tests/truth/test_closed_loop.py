@@ -30,17 +30,24 @@ def tpot_errors(cost: dict[str, Any]) -> list[float]:
 def test_tpot_from_the_datasheet() -> None:
     errors = tpot_errors({"kind": "roofline"})
     assert len(errors) == 15
-    assert median(map(abs, errors)) <= 7.1
-    assert max(map(abs, errors)) <= 16.0
+    assert median(map(abs, errors)) <= 6.2
+    assert max(map(abs, errors)) <= 15.3
 
 
 def test_a_scheduler_in_every_step_brings_each_point_nearer() -> None:
-    """But one at 8 users, which is 1 % too long for it: 15 us, timed elsewhere."""
+    """But two of 8 users, 1 and 2 % too long for it: 15 us, timed elsewhere."""
     ours = tpot_errors({"kind": "roofline"})
     without = tpot_errors({"kind": "roofline", "schedule_request_s": 0.0})
     assert median(map(abs, without)) >= median(map(abs, ours)) + 4.0
-    pairs = zip(ours, without, strict=True)
-    assert all(abs(near) <= max(abs(far), 1.1) for near, far in pairs)
+    for point, near, far in zip(closed_loop_points(), ours, without, strict=True):
+        assert abs(near) <= (2.3 if point.num_users == 8 and near > 0 else abs(far))
+
+
+def test_a_norm_of_queries_and_keys_brings_the_points_nearer() -> None:
+    """2 us a layer, of kernel tables alone."""
+    ours = tpot_errors({"kind": "roofline"})
+    without = tpot_errors({"kind": "roofline", "qk_norm_latency_s": 0.0})
+    assert median(map(abs, without)) >= median(map(abs, ours)) + 0.6
 
 
 @pytest.mark.parametrize(
@@ -64,4 +71,4 @@ def test_tpot_from_measured_tables(tmp_path: Path) -> None:
     model = ["--model", "Qwen/Qwen3-32B", "--out", str(path), "--quiet"]
     assert kvsim([*command, *source, *model]) == 0
     cost = {"kind": "measured", "profile": str(path)}
-    assert median(map(abs, tpot_errors(cost))) <= 5.1
+    assert median(map(abs, tpot_errors(cost))) <= 4.2

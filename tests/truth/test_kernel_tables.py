@@ -16,10 +16,14 @@ import pandas as pd
 import pytest
 
 from sim.costs.efficiencies import BY_CHIP, COMMON, soft_maximum
+from sim.costs.roofline import RooflineCost
 from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
 from tests.shared import shared
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.costs.efficiencies import Efficiencies
 
 GPUS = ("h100_sxm", "h200_sxm")
@@ -27,6 +31,7 @@ FEWEST_BYTES = 40e6
 """Of weights; smaller ones are timed from the L2 cache."""
 PRODUCT_S = 3.5e-6
 ATTENTION_S = 14e-6
+ROTARY_S = 2.4e-6
 """What starting these kernels takes, which `layer_latency_s` has in a step."""
 BATCHES = ((1, 63), (64, 256), (257, 1024), (1025, 8192))
 
@@ -82,6 +87,41 @@ def test_the_longest_products_reach_less(
     least, most = share_pct
     assert least < 100.0 * median(reached) < most
     assert median(reached) < BY_CHIP[load_gpu(gpu).family].products.compute
+
+
+@cache
+def latencies_s(gpu: str) -> Mapping[tuple[int, int, int], float]:
+    """Return seconds of products of 16 bits by ``m``, ``n`` and ``k``."""
+    folder = shared(f"profiles/aiconfigurator/{gpu}/gemm")
+    table = pd.read_parquet(next(folder.glob("*/gemm_perf.parquet")))
+    table = table[table["gemm_dtype"] == "bfloat16"]
+    found = table.groupby(["m", "n", "k"])["latency"].median()
+    return {key: 1e-3 * value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"])
+def test_products_of_a_small_layer_take_what_tables_say(gpu: str, name: str) -> None:
+    """Of 4 to 50 MB, which had no part in the shares: half of their time is a start."""
+    model = load_model(name)
+    hidden, inner = model.hidden_size, model.intermediate_size
+    width = model.num_attention_heads * model.head_dim
+    qkv = width + 2 * model.num_key_value_heads * model.head_dim
+    shapes = ((qkv, hidden), (hidden, width), (2 * inner, hidden), (hidden, inner))
+    measured_s = sum(latencies_s(gpu)[8, n, k] for n, k in shapes)
+    cost = RooflineCost(model=model, gpu=load_gpu(gpu))
+    ours_s = cost.token_parts(8)[0] / model.num_hidden_layers + 4 * PRODUCT_S
+    assert ours_s == pytest.approx(measured_s, rel=0.1)
+
+
+def test_a_norm_of_queries_and_keys_takes_what_is_left_of_two_kernels() -> None:
+    """Of it and the rotary embedding, which take 5.0 us on an H100 at few tokens.
+
+    Source: vLLM, pull request 38621. The norm's own time is of other GPUs.
+    """
+    cost = RooflineCost(model=load_model("Qwen/Qwen3-30B-A3B"), gpu=load_gpu("h100"))
+    assert ROTARY_S + cost.qk_norm_latency_s == pytest.approx(5.0e-6, rel=0.15)
+    assert pytest.approx(5.0e-6, rel=0.5) != ROTARY_S
 
 
 @cache

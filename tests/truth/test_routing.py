@@ -48,9 +48,7 @@ def test_strategies_of_eight_engines_rank_as_measured() -> None:
     assert simulated[PRECISE] / simulated[APPROXIMATE] == pytest.approx(
         ratio, rel=MOST_APART
     )
-    assert gains[0] > 1.4
-    if gains[1] <= 1.4:
-        pytest.xfail("1.375 times what blind routing serves, for 1.57; asked is 1.4")
+    assert min(gains) > 1.4
 
 
 def test_prefixes_of_four_engines_gain_as_much_as_measured() -> None:

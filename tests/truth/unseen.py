@@ -219,14 +219,35 @@ QWEN_MOE_H100: Final = Unseen(
 )
 """Of random tokens, with the release's default tiles (vLLM, pull request 23151, August
 2025)."""
+QWEN_4B: Final = Unseen(
+    "vLLM, Qwen3-4B, H100, 80 users",
+    MappingProxyType(
+        {
+            "model": "Qwen/Qwen3-4B",
+            "gpu": "h100_sxm",
+            "engine_version": "0.19",
+            "gpu_memory_utilization": 0.85,
+            "max_model_len": 8192,
+        }
+    ),
+    (Point(1500, _fixed(512), _fixed(128), 10.17, num_users=80),),
+)
+"""The baseline of vLLM's pull request 38479, of its main branch on 2026-04-10; 0.19,
+the newest release of that day, is taken."""
 RUNS: Final = (
     *(ROOMY, FULL, SMALL, OSS),
-    *(QWEN_TINY, QWEN_SMALL, QWEN_MOE, QWEN_MOE_H100),
+    *(QWEN_TINY, QWEN_SMALL, QWEN_4B, QWEN_MOE, QWEN_MOE_H100),
 )
 
 
-WITHOUT: Final = ({"schedule_request_s": 0.0}, {"moe_layer_latency_s": 0.0})
-"""The scheduler's time, and the start of the experts' kernels."""
+NO_NORM: Final = {"qk_norm_latency_s": 0.0}
+WITHOUT: Final = (
+    {"schedule_request_s": 0.0},
+    {"moe_layer_latency_s": 0.0},
+    NO_NORM,
+)
+"""The scheduler's time, the start of the experts' kernels, and the norm of queries and
+keys."""
 
 
 def rows() -> Iterator[str]:

@@ -160,6 +160,11 @@ class ModelArchitecture:
         return sum(kind.has_state for kind in self.layer_kinds)
 
     @property
+    def num_qk_norms(self) -> int:
+        """Layers whose queries and keys pass a norm."""
+        return self.num_attention_layers if self.qk_norm else 0
+
+    @property
     def num_mlps(self) -> int:
         """MLPs, dense or sparse: one a layer, unless some layers are MLPs alone."""
         alone = self.num_layers_of(LayerKind.MLP)

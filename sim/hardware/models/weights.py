@@ -226,7 +226,7 @@ def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
             heads = (model.num_attention_heads, model.num_key_value_heads)
         for num in heads:
             width = num * model.head_dim
-            yield WeightTensor(small, width, count=model.num_attention_layers)
+            yield WeightTensor(small, width, count=model.num_qk_norms)
 
 
 def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:

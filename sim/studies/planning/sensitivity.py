@@ -63,6 +63,7 @@ _TIMES = {
         "schedule_request_s",
         "layer_latency_s",
         "moe_layer_latency_s",
+        "qk_norm_latency_s",
     ),
 }
 RESOURCE_WORDS = {
