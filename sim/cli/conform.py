@@ -336,7 +336,7 @@ def _drawn(
             connected = random_group_pools_workload
         elif pools:
             connected = random_pools_workload
-        if offload:
+        if offload or groups:
             del core["speculative"]  # none is drawn
         for seed in seeds:
             yield connected(seed, release, **core, **pools)

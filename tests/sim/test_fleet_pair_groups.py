@@ -10,6 +10,7 @@ from cache.v1.block_tables import BlockTables
 from cache.v1.groups.kinds import EngineLimits
 from cache.v1.runs.group_tables import GroupRunTables
 from cache.v1.specs import KVCacheLayout, SlidingWindowSpec
+from sim.cli.conform import _drawn
 from sim.config.tables import parse_config
 from sim.costs.transfers import pages_by_group
 from sim.errors import ConfigError
@@ -159,3 +160,19 @@ def test_refused(engine: dict[str, Any], pool: dict[str, Any], line: str) -> Non
     with pytest.raises(ConfigError, match=line) as refused:
         simulation_of(fleet, engine)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("pools", [{}, {"prefillers": 0, "decoders": 2}])
+def test_conform_draws_them(pools: dict[str, int]) -> None:
+    workload, *_ = _drawn(
+        range(1),
+        "0.33.0",
+        groups=True,
+        offload=False,
+        pairs=True,
+        pools=pools,
+        async_scheduling=False,
+        speculative=False,
+    )
+    assert workload.name == "groups in pools, seed 0"
+    assert len(workload.sides("decode")) == (2 if pools else 1)
