@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sim.cli.main import run as kvsim
+from sim.studies.planning.names import labels
 from sim.views.plots.plans import load_points
 from tests.sim.commands import refused
 from tests.sim.planning.plans import small, written
@@ -82,7 +83,7 @@ def test_figures_hold_the_points_of_the_plan(page: Page, plan: dict[str, Any]) -
             points = load_points(each, objective["name"])
             medians = [float(np.median(values)) for values in points.values()]
             assert line["y"] == pytest.approx(medians, rel=1e-5)
-    names = {each["name"] for each in plan["candidates"]}
+    names = set(labels(plan).values())
     marks = [t for t in page.figures["pareto"]["data"] if t["name"] in names]
     costs = [point["cost_per_hour"] for point in plan["pareto"]["points"]]
     assert sorted(x for mark in marks for x in mark["x"]) == pytest.approx(

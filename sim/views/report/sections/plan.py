@@ -140,7 +140,7 @@ def _curves(plan: Plan) -> Iterator[charts.Chart]:
 
 
 def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
-    currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
+    currency = plan["prices"]["currency"]
     rows, said = [], labels(plan)
     for each in _found(plan):
         if each["replicas"] is None:
@@ -163,7 +163,7 @@ def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
     yield table("All of the traffic", head, rows)
     points = [p for p in plan["pareto"]["points"] if p["cost_per_hour"] is not None]
     if points:
-        yield _pareto(points, currency, latency)
+        yield _pareto(points, [_name_of(each, said) for each in points], plan)
     commands = (
         details(each["name"], element("pre", _to_serve(each), tabindex="0"))
         for each in _found(plan)
@@ -178,8 +178,9 @@ def _to_serve(each: Plan) -> str:
     return f"{each['serve_command']}{said}"
 
 
-def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart:
-    said = [_name_of(point) for point in points]
+def _pareto(points: Sequence[Plan], said: Sequence[str], plan: Plan) -> charts.Chart:
+    """Return the chart of fleets, each by its name in `said`."""
+    currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
     series: list[charts.Series] = []
     front = sorted(
         (p for p in points if p["on_front"]), key=lambda p: float(p["cost_per_hour"])
@@ -220,9 +221,9 @@ def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart
     )
 
 
-def _name_of(point: Plan) -> str:
-    behind = f" behind {point['router']}" if "router" in point else ""
-    return f"{point['candidate']}{behind}"
+def _name_of(point: Plan, said: Mapping[str, str]) -> str:
+    behind = f", {point['router']}" if "router" in point else ""
+    return f"{said[point['candidate']]}{behind}"
 
 
 def _sensitivity(plan: Plan) -> Iterator[Markup | charts.Chart]:
