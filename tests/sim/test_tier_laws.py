@@ -180,7 +180,9 @@ def test_in_turn_loads_crowd_the_pool_unless_the_link_is_slow() -> None:
     slowly = {"load_bytes_per_s": 2e9, "store_bytes_per_s": 2e9}
     tier = {"kv_offloading_size": 64.0}
     quick, without = preemptions(**tier), preemptions()
-    assert quick > 1.2 * without  # 211 and 163: what is loaded takes no budget
+    # 202 and 170 (of nine seeds 629 and 539): what is loaded takes no budget. Before
+    # steps waited for the scheduler, 15 us a request, they were 211 and 163.
+    assert quick > 1.15 * without
     assert preemptions(**tier, kv_offloading_link=slowly) < without
     # It is the room that a prompt is to find as a whole that holds them back.
     assert preemptions(**tier, scheduler_reserve_full_isl=False) > 1.2 * quick
