@@ -172,6 +172,7 @@ def _meant(error: Exception) -> str:
 
     option = (error.token.keyword or error.token.value).partition("=")[0]
     key = option.lstrip("-").replace("-", "_")
-    if key not in EngineConfig.model_fields:
+    takes_keys = any("--set" in each.names for each in error.argument_collection)
+    if key not in EngineConfig.model_fields or not takes_keys:
         return ""
     return f" Keys of the configuration are set by --set engine.{key}=VALUE."

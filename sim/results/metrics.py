@@ -112,7 +112,9 @@ def throughput(
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     last_arrival_s = float(requests["arrival_s"].max(initial=0.0))
     statuses = requests.counts("status")
-    rejected, aborted = statuses["finished_rejected"], statuses["finished_aborted"]
+    rejected = statuses["finished_rejected"]
+    # A prompt that could not be read is lost as one is on an engine that dies.
+    aborted = statuses["finished_aborted"] + statuses["finished_error"]
     rate = requests.num_rows / last_arrival_s if last_arrival_s > 0 else None
     unsent = num_requests - requests.num_rows
     return {

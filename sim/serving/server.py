@@ -58,8 +58,8 @@ def engines_of(config: RunConfig, num_replicas: int = 1) -> list[RunConfig]:
         raise ConfigError("--replicas: the fleet says how many; leave it out")
     if config.fleet.has_roles:
         raise ConfigError(
-            "kvsim serve has engines that prefill and decode; remove the roles of "
-            "fleet.pools"
+            "fleet.pools: engines of kvsim serve do both, got the roles prefill and "
+            "decode; remove them"
         )
     return [
         config.model_copy(update={"engine": config.engine_of(pool), "fleet": None})

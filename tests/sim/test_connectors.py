@@ -81,7 +81,7 @@ def test_a_load_that_fails_ends_the_request_with_an_error() -> None:
     assert lines[-1]["free_end"] == [8]
     request = case.requests["r2"]
     assert request.status is RequestStatus.FINISHED_ERROR
-    assert "could not be loaded" in request.reason
+    assert "could not be read" in request.reason
 
 
 def test_or_it_computes_what_was_not_loaded() -> None:

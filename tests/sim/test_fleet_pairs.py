@@ -349,13 +349,15 @@ def slow_links(**more: Any) -> dict[str, Any]:
 def test_a_prefiller_dies_while_others_read(policy: str) -> None:
     events = [event(0.4, "die", 0), event(0.9, "start", 0)]
     connector = {"kv_load_failure_policy": policy}
-    summary = checked(
-        simulation_of(slow_links(events=events, connector=connector))
-    ).summary
+    results = checked(simulation_of(slow_links(events=events, connector=connector)))
+    summary = results.summary
     failed = summary["transfers"]["num_failed"]
     assert failed > 0
     assert summary["completed"] == (90 if policy == "recompute" else 90 - failed)
-    assert summary["num_lost"] == 90 - summary["completed"]
+    assert summary["num_lost"] == summary["aborted"] == 90 - summary["completed"]
+    assert summary["unfinished"] == 0
+    reasons = set(results.requests["reason"]) - {""}
+    assert all("could not be read" in reason for reason in reasons)
 
 
 def test_a_decoder_dies_while_it_reads() -> None:

@@ -203,6 +203,9 @@ def test_bad_arguments(
     )
     assert "--check takes" in line("run", str(config), "--check", "-1", *out)
     assert "Did you mean" in line("rum", str(config))
+    own = "set by --set engine.scheduler"  # where there is such an option
+    assert own in line("run", str(config), "--scheduler", "v0")
+    assert own not in line("capacity", "--model", "x", "--scheduler", "v0")
     assert "must be a whole number, got 1.7" in line("run", str(config), "--seed=1.7")
     assert "unknown model: 'x'" in line("calibrate", "--model", "x", *out)
 

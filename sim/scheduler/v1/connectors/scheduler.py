@@ -415,7 +415,7 @@ class ConnectorScheduler(Scheduler):
     def _fail(self, request: Request) -> None:
         self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED_ERROR)
-        request.reason = "what was to be loaded from the KV tier could not be loaded"
+        request.reason = "its blocks could not be read (kv_load_failure_policy: fail)"
         num_tokens = request.num_computed_tokens
         self.connector.request_finished(request, no_blocks, num_tokens)
         self._end(request)
