@@ -173,11 +173,12 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if len(pools := summary["pools"]) > 1:
         for pool in pools:
             served = (
-                f"{pool['completed']:,} completed; mean TTFT "
-                f"{pool['mean_ttft_ms'] or 0.0:,.0f} ms"
+                f"{pool['completed']:,} completed"
                 if pool["role"] != "prefill"
                 else f"{pool['num_prompts']:,} prompts for others"
             )
+            if pool["role"] != "prefill" and pool["mean_ttft_ms"] is not None:
+                served += f"; mean TTFT {pool['mean_ttft_ms']:,.0f} ms"
             preempted = pool["num_preemptions"]
             text = (
                 f"{_number(pool)} of {pool_size(pool)}, {served}, KV cache usage "

@@ -226,8 +226,10 @@ def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the parts of TTFTs, where prefill and decode are apart."""
     if (split := summary.get("ttft_split")) is None:
         return
-    means = (f"{part} {split[part][f'mean_{part}_ms'] or 0.0:,.0f}" for part in PARTS)
-    yield "mean TTFT of", f"{', '.join(means)} ms"
+    means_ms = {part: split[part][f"mean_{part}_ms"] for part in PARTS}
+    if None not in means_ms.values():  # a request had a first token
+        means = (f"{part} {value:,.0f}" for part, value in means_ms.items())
+        yield "mean TTFT of", f"{', '.join(means)} ms"
     moved = summary["transfers"]
     if moved["num_transfers"]:
         yield (

@@ -183,6 +183,15 @@ def test_both_need_the_same_drafter(prefill: Any, decode: Any, line: str) -> Non
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("drafts", [EAGLE, NGRAM])
+def test_windows_are_not_built_beside_drafts(drafts: dict[str, Any]) -> None:
+    engine = {"model": "openai/gpt-oss-20b", "max_model_len": 1024}
+    drafting = engine | {"speculative_config": drafts}
+    line = "drafts in prefill and decode pools are known of models with full attention"
+    with pytest.raises(ConfigError, match=line):
+        simulation_of(fleet_of(1, 1), drafting, **ACCEPTED)
+
+
 def test_a_tier_is_not_built_beside_drafts() -> None:
     drafts = SpeculativeConfig(SpeculativeMethod.EAGLE, 3)
     more: dict[str, Any] = {

@@ -205,3 +205,11 @@ def test_axes_of_engines_name_their_pools() -> None:
     assert pool_places(two) == "engine (main 0 to 2, old 3)"
     many = [{"pool": str(place), "engine": place} for place in range(9)]
     assert pool_places(many) == "engine"
+
+
+def test_no_mean_is_told_of_no_request() -> None:
+    fleet = {"pools": [{"name": name, "replicas": 1} for name in ("one", "other")]}
+    run = Simulation(parse_config(data_of(TIGHT, fleet, 1))).run()
+    told = dict(summary_rows(run.summary))
+    assert "1 completed; mean TTFT" in told["pool one"]
+    assert "0 completed, KV cache usage" in told["pool other"]

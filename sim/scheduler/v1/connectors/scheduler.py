@@ -87,8 +87,8 @@ class ConnectorScheduler(Scheduler):
     waiting: HoldingQueues  # type: ignore[assignment]  # a queue, too
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        check_layout(settings, cache.groups)
         super().__init__(settings, cache)
-        check_layout(settings, self.layout)
         self.connector: Any = connector_of(
             *(settings, self.layout, self.tables),
             enable_prefix_caching=self.enable_caching,
