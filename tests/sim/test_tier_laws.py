@@ -54,10 +54,16 @@ EVERYTHING = {"kv_connector_extra_config": {"offload_prompt_only": False}}
 NUM_BLOCKS = 350
 
 
-def told(workload: dict[str, Any], seed: int = 0, **engine: Any) -> dict[str, Any]:
+def told(
+    workload: dict[str, Any],
+    seed: int = 0,
+    cost: dict[str, Any] | None = None,
+    **engine: Any,
+) -> dict[str, Any]:
     """Return the summary of a run."""
     config = {"workload": workload, "engine": ENGINE | engine, "seed": seed}
-    return Simulation(parse_config(config | {"cost_intervals": False})).run().summary
+    config |= {"cost": {"kind": "roofline"} | (cost or {}), "cost_intervals": False}
+    return Simulation(parse_config(config)).run().summary
 
 
 def hit_rate(summary: dict[str, Any]) -> float:
@@ -171,18 +177,18 @@ def test_a_release_that_frees_late_preempts_all_behind_the_one_in_need(
 def test_in_turn_loads_crowd_the_pool_unless_the_link_is_slow() -> None:
     def preemptions(**engine: Any) -> int:
         return sum(
-            told(CROWDED, seed, num_gpu_blocks_override=2000, **engine)[
+            told(CROWDED, seed, cost, num_gpu_blocks_override=2000, **engine)[
                 "num_preemptions"
             ]
             for seed in range(3)
         )
 
+    # With the scheduler's time in each step it is 1.17 (nine seeds: 629 and 539).
+    cost = {"schedule_request_s": 0.0}
     slowly = {"load_bytes_per_s": 2e9, "store_bytes_per_s": 2e9}
     tier = {"kv_offloading_size": 64.0}
     quick, without = preemptions(**tier), preemptions()
-    # 202 and 170 (of nine seeds 629 and 539): what is loaded takes no budget. Before
-    # steps waited for the scheduler, 15 us a request, they were 211 and 163.
-    assert quick > 1.15 * without
+    assert quick > 1.2 * without  # what is loaded takes no budget
     assert preemptions(**tier, kv_offloading_link=slowly) < without
     # It is the room that a prompt is to find as a whole that holds them back.
     assert preemptions(**tier, scheduler_reserve_full_isl=False) > 1.2 * quick
