@@ -35,6 +35,10 @@ class AtBound:
         self.model = model
         self.bound = bound
         self._place = LO if bound == "lo" else HI
+        # Others price more than the fields of a shape: which chunks verify drafts.
+        self._pricer = pricer_of(model)
+        if self._pricer is not None:
+            self.columns = self._columns
 
     def step(self, shape: BatchShape) -> StepCost:
         cost = self.model.step(shape)
@@ -87,12 +91,9 @@ class AtBound:
 
         return at_bound
 
-    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        pricer = pricer_of(self.model)
-        if pricer is None:
-            rows = [self.step(BatchShape(*shape)) for shape in shapes.tolist()]
-            return np.array(rows, np.float64).reshape(len(rows), len(StepCost._fields))
-        found = np.array(pricer.columns(shapes).T)
+    def _columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert self._pricer is not None
+        found = np.array(self._pricer.columns(shapes).T)
         total_s, bound_s = found[0], found[self._place]
         bound_s = np.where(np.isnan(bound_s), total_s, bound_s)
         moved = bound_s != total_s

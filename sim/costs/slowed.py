@@ -11,7 +11,6 @@ from sim.costs.base import StepCost, own_method, pricer_of
 from sim.costs.parts import FLAG
 from sim.costs.pipeline import PipelineCost
 from sim.costs.pricing import batch_total_of
-from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.costs.base import CostModel
+    from sim.scheduler.batch import BatchShape
 
 
 def slowed(cost: StepCost, factor: float) -> StepCost:
@@ -54,6 +54,10 @@ class Slowed:
         self.model = model
         self.factor = 1.0
         self._batch_total = batch_total_of(model)
+        # Others price more than the fields of a shape: which chunks verify drafts.
+        self._pricer = pricer_of(model)
+        if self._pricer is not None:
+            self.columns = self._columns
 
     def step(self, shape: BatchShape) -> StepCost:
         return slowed(self.model.step(shape), self.factor)
@@ -81,12 +85,9 @@ class Slowed:
         price: Callable[[int], float] = own(num_decodes)
         return lambda context: price(context) * self.factor
 
-    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        pricer = pricer_of(self.model)
-        if pricer is None:
-            rows = [self.step(BatchShape(*shape)) for shape in shapes.tolist()]
-            return np.array(rows, np.float64).reshape(len(rows), len(StepCost._fields))
-        found = np.array(pricer.columns(shapes))
+    def _columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert self._pricer is not None
+        found = np.array(self._pricer.columns(shapes))
         flags = found[:, FLAG].copy()
         found *= self.factor
         found[:, FLAG] = flags

@@ -17,7 +17,6 @@ from tests.sim.test_costs_measured import MODELS, entry, every_model, path, writ
 from tests.sim.test_costs_pricer import (
     GRID,
     any_shapes,
-    as_rows,
     assert_columns_are_steps,
     assert_decodes_are_steps,
     bits,
@@ -87,7 +86,10 @@ def test_measured_steps_at_a_bound_have_the_same_bits_all_ways(
 )
 def test_without_bounds_a_step_is_what_it_was(model, bound):
     cost = AtBound(model, bound)
-    assert_columns_are_steps(cost, GRID)
+    if pricer_of(model) is None:  # what it makes of a shape is not in the shape's row
+        assert pricer_of(cost) is None
+    else:
+        assert_columns_are_steps(cost, GRID)
     assert_decodes_are_steps(cost, 7, [7, 900])
     for shape in GRID:
         assert bits(cost.step(shape)[:10]) == bits(model.step(shape)[:10])
@@ -101,8 +103,7 @@ def test_a_users_bounds_are_taken_and_parts_scaled(bound, factor):
     assert (step.gemm_s, step.host_s) == (1.5 * factor, 1.0 * factor)
     assert cost.batch_total(*SHAPE[:6]) == 2.5 * factor
     assert cost.decode_total(4)(100) == 3.0 * factor
-    assert cost.columns(as_rows([SHAPE]))[0].tolist() == [float(x) for x in step]
-    assert cost.columns(as_rows([])).shape == (0, 12)
+    assert pricer_of(cost) is None
 
 
 def test_a_step_without_length_stays_one():
@@ -122,7 +123,7 @@ def test_a_step_redefined_is_asked_for_its_own_bounds(tmp_path):
     file = write(tmp_path / "p.json", entry(LLAMA_8B))
     cost = AtBound(Slower(file, model=LLAMA_8B, gpu=H200), "hi")
     assert cost.decode_total(3)(100) == cost.batch_total(*SHAPE[:6]) == 5.0
-    assert_columns_are_steps(cost, GRID[:3])
+    assert pricer_of(cost) is None
 
 
 def test_it_says_what_it_is():

@@ -136,6 +136,16 @@ def test_drafts_of_decoders_shorten_answers(ahead: bool) -> None:
     assert {"drafts", "engines", "pools"} <= figures_of(results)[0].keys()
 
 
+def test_steps_of_a_slow_engine_last_until_the_next() -> None:
+    """Rows of steps that verify drafts had the price of prompts of these tokens."""
+    events = [{"time_s": 0.1, "kind": "slow", "engine": 1, "factor": 20.0}]
+    engine = TIGHT | {"async_scheduling": False, "speculative_config": EAGLE}
+    run = simulation_of(fleet_of(1, 1, events=events), engine, **ACCEPTED)
+    for _, steps in run.run().steps.groupby("engine"):
+        ends_s = (steps["start_s"] + steps["latency_s"]).to_numpy()
+        assert (ends_s[:-1] <= steps["start_s"].to_numpy()[1:] + 1e-9).all()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_looked_up_drafts_are_a_matter_of_decoders(ahead: bool) -> None:
     engine = TIGHT | {"async_scheduling": ahead}
