@@ -21,7 +21,6 @@ from sim.fleet.routers import BLIND, BY_PREFIX
 from sim.fleet.scrapes import Scrapes, load_of
 from sim.results.fleets import gpu_hours
 from sim.results.transfers import OffloadRecorder
-from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
 from sim.simulation.autoscaling import (
     add_autoscalers,
@@ -31,7 +30,7 @@ from sim.simulation.autoscaling import (
 )
 from sim.simulation.fleet_numbers import numbers, with_series
 from sim.simulation.offloading import offloaded_steps
-from sim.simulation.pools import transfer_settings
+from sim.simulation.pool_schedulers import make_schedulers
 from sim.simulation.ranks import space_prefills
 from sim.simulation.routers import (
     looks_at_arrivals,
@@ -40,7 +39,6 @@ from sim.simulation.routers import (
     make_router,
     may_look,
 )
-from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from workloads.columns import arrivals_s
 from workloads.streams import Streams
@@ -69,40 +67,6 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.simulation.pools import Pool
     from workloads.spec import RequestSpec
-
-
-def make_schedulers(
-    pool: Pool,
-    specs: Sequence[RequestSpec],
-    *,
-    on_clock: bool,
-    number: int | None = None,
-) -> list[Scheduler]:
-    """Construct the schedulers of a pool, by default all that it has.
-
-    Its capacity becomes what they serve.
-    """
-    schedulers = []
-    estimated = pool.capacity
-    for _ in range(pool.num_engines if number is None else number):
-        scheduler, pool.capacity = make_scheduler(
-            pool.engine,
-            estimated,
-            pool.model,
-            specs=specs,
-            on_clock=on_clock,
-            kv_transfer=transfer_settings(pool),
-            shared_tiers=pool.shared_tiers,
-        )
-        schedulers.append(scheduler)
-    return schedulers
-
-
-def why_own(scheduler: Scheduler) -> str:
-    """Return why a scheduler takes its steps one by one; empty if it does not."""
-    if isinstance(scheduler, GroupScheduler):
-        return scheduler.why_stepwise()
-    return getattr(scheduler, "stepwise_reason", "")
 
 
 class Fleet:

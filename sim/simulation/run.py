@@ -28,9 +28,10 @@ from sim.results.transfers import OffloadRecorder
 from sim.simulation import intervals, optional, ranks
 from sim.simulation.arrivals import Arrivals, client_of
 from sim.simulation.assemble import make_cost_model
-from sim.simulation.fleet import Fleet, make_schedulers, why_own
+from sim.simulation.fleet import Fleet
 from sim.simulation.offloading import offloaded_steps
 from sim.simulation.pair_fleet import PAIR_FLEETS
+from sim.simulation.pool_schedulers import make_all_schedulers
 from sim.simulation.pools import named_pool, pools_of
 from sim.simulation.progress import Progress
 from sim.simulation.recorders import make_recorder
@@ -172,17 +173,9 @@ class Simulation:
 
     def _make_schedulers(self) -> list[Scheduler]:
         """Make those of all engines; they may shorten what a pool serves at most."""
-        self._limits: list[str] = []
-        for place, pool in enumerate(self.pools):
-            before = pool.capacity
-            with named_pool(self.config, place):
-                pool.schedulers = make_schedulers(
-                    pool, self.specs, on_clock=not self.path_reason
-                )
-            self.path_reason = self.path_reason or why_own(pool.schedulers[0])
-            self._limits += summary.scheduler_warnings(
-                before, pool.capacity, pool.config
-            )
+        self.path_reason, self._limits = make_all_schedulers(
+            self.config, self.pools, self.specs, self.path_reason
+        )
         self.warnings += self._limits
         return [each for pool in self.pools for each in pool.schedulers]
 

@@ -45,6 +45,9 @@ def draw_fleet_case(seed: int) -> Case:
             _give_groups(data, number)
         elif "links" in data["fleet"]:
             _draft_apart(Random(f"drafts {seed}"), data)
+        if Random(f"spaced {number}").random() < 0.1:  # one by one, for one pool
+            last = data["fleet"]["pools"][-1]
+            last["engine"] = last.get("engine", {}) | {"prefill_schedule_interval": 3}
         try:
             case = Case(parse_config(data), Look(rng.choice([0, 0, 1, 7])))
             Simulation(case.config)

@@ -12,7 +12,7 @@ from sim.errors import ConfigError, EngineDiedError
 from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
-from tests.sim.test_fleet_run import GENERATIONS, data_of, fleet_of
+from tests.sim.test_fleet_run import GENERATIONS, TIGHT, data_of, fleet_of, tables
 
 if TYPE_CHECKING:
     from sim.results.run import Results
@@ -121,3 +121,26 @@ def test_a_death_as_the_real_engine_dies_names_its_time() -> None:
         EngineDiedError, match=r"an engine dies at \d+\.\d{3} s, as the"
     ):
         simulate(parse_config(data))
+
+
+@pytest.mark.parametrize("role", [False, True])
+def test_one_pool_whose_requests_are_looked_at_makes_all_so(role: bool) -> None:
+    """Decodes of the first stood on a clock that no step of such a run reads."""
+    spaced = {"prefill_schedule_interval": 3}
+    fleet: dict[str, Any] = {
+        "pools": [
+            {"name": "one", "replicas": 1},
+            {"name": "other", "replicas": 1, "engine": spaced},
+        ]
+    }
+    if role:
+        fleet["links"] = {"bytes_per_s": 50e9}
+        for pool, own in zip(fleet["pools"], ("prefill", "decode"), strict=True):
+            pool["role"] = own
+    config = parse_config(data_of(TIGHT | {"async_scheduling": True}, fleet, 30))
+    run, slow = (Simulation(config, stepwise=way) for way in (False, True))
+    assert "prefill_schedule_interval" in run.path_reason
+    ours, others = run.run(), slow.run()
+    assert ours.summary["completed"] == 30
+    for name, table in tables(ours).items():
+        assert table.equals(tables(others)[name]), name
