@@ -104,6 +104,8 @@ class RequestRows:
             first_step = last_step = -1
             # Those that were aborted had their last streak open.
             if streaks and status < len(_SERVED):
+                if len(streaks) > 1:
+                    streaks = _joined(streaks)
                 first_step, last_step = streaks[-1]
                 if len(streaks) > 1:
                     self._earlier += [(len(packed), *each) for each in streaks[:-1]]
@@ -310,3 +312,17 @@ _NO_REASON = 0
 _STATUSES = [*_SERVED, *(each for each in RequestStatus if each not in _SERVED)]
 _STATUS_TEXTS = Texts()
 _STATUS_TEXTS.encode([each.value for each in _STATUSES])
+
+
+def _joined(streaks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return runs of steps, of which none begins right behind another.
+
+    A scheduler may end a run in a call that makes no step (of a hosted engine).
+    """
+    joined = [streaks[0]]
+    for begin, end in streaks[1:]:
+        if begin == joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined

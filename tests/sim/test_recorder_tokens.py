@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.results import schema
+from sim.results.requests import RequestRows
 from sim.results.schema import PERCENTILES
 from sim.results.selection import percentiles
 from sim.results.step_table import FrameSteps
 from sim.results.tokens import InterTokenLatencies, Streaks, token_times
+from sim.scheduler.request import RequestStatus
+from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,3 +138,18 @@ def test_percentiles_of_many_values_are_narrowed_down_to_the_exact_ones(
     repeated = np.concatenate([np.repeat(*batch) for batch in batches])
     exact = np.percentile(repeated, PERCENTS)
     assert whole == pytest.approx(exact, rel=1e-9, abs=1e-300)
+
+
+def test_a_run_goes_on_over_a_call_that_made_no_step() -> None:
+    """A hosted engine may pass a request over in a call that schedules nothing."""
+    rows = RequestRows()
+    for request_id, streaks in enumerate(([(3, 4), (5, 5), (8, 9)], [(2, 6)])):
+        request = request_from_spec(spec(request_id, 0.0, 5, 9), 100)
+        request.status = RequestStatus.FINISHED_STOPPED
+        request.streaks = streaks
+        rows.add([request])
+    rows.table()
+    found = rows.streaks
+    assert found.owner.tolist() == [0, 0, 1]
+    assert found.begin.tolist() == [3, 8, 2]
+    assert found.end.tolist() == [5, 9, 6]
