@@ -101,6 +101,23 @@ def test_a_prompt_that_leaves_no_room_for_drafts_is_refused() -> None:
             simulation.run()
 
 
+@pytest.mark.parametrize(("budget", "is_served"), [(3, True), (2, False)])
+def test_a_budget_below_a_step_with_drafts_is_refused(
+    budget: int, is_served: bool
+) -> None:
+    """The last token of a loaded prompt would wait for ever, as in the release."""
+    drafts = NGRAM | {"num_speculative_tokens": 2}
+    data = data_of(TIGHT | {"max_num_scheduled_tokens": budget}, fleet_of(1, 1), 2)
+    data["fleet"]["pools"][1]["engine"] = {"speculative_config": drafts}
+    data["workload"] |= ACCEPTED
+    simulation = Simulation(parse_config(data))
+    if is_served:
+        assert simulation.run().summary["completed"] == 2
+    else:
+        with pytest.raises(ConfigError, match="3 tokens in all; a step has 2"):
+            simulation.run()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_pools_prove_themselves(asynchronous: bool) -> None:
     for seed in (3, 11):

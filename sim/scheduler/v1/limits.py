@@ -60,12 +60,21 @@ def _load_error(
     num_usable_blocks: int,
     layout: KVCacheLayout,
 ) -> str | None:
-    """Say that a prompt would never be loaded: that leaves room to verify drafts."""
+    """Say that a prompt would never be loaded, or never be computed with drafts."""
     drafts = settings.speculative_config
     is_remote = (request.kv_transfer_params or {}).get("do_remote_prefill")
     if drafts is None or not is_remote:
         return None
     num_tokens = request.num_prompt_tokens
+    budget = min(
+        settings.token_budget, settings.max_num_batched_tokens - drafts.num_draft_slots
+    )
+    num_padded = 1 + drafts.num_speculative_tokens
+    if budget < num_padded and num_tokens + num_padded <= settings.max_model_len:
+        return (
+            f"the last token of a loaded prompt is computed with empty drafts, "
+            f"{num_padded} tokens in all; a step has {budget}"
+        )
     num_blocks = sum(
         -(-number // group.spec.block_size)
         for group in layout.groups
