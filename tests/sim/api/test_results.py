@@ -196,6 +196,7 @@ def test_a_run_lets_go_of_all_but_its_results(monkeypatch: pytest.MonkeyPatch) -
         return sum(isinstance(each, Recorder) for each in gc.get_objects())
 
     monkeypatch.setattr(api, "_MANY_STEPS", 0)
+    gc.collect()  # those of earlier tests
     num_before = num_recorders()
     gc.disable()
     try:
