@@ -107,6 +107,11 @@ def make_capacity(
         plan = capacity.plan
         assert plan is not None
         most = longest_request(plan, capacity.num_gpu_blocks - 1)
+    if engine.admission_check and most < 1:
+        raise ConfigError(
+            f"a pool of {capacity.num_gpu_blocks} blocks holds no request of "
+            f"{model.name}; raise num_gpu_blocks_override or kv_cache_memory_bytes"
+        )
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity

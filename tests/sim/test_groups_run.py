@@ -82,6 +82,7 @@ def test_who_can_never_be_served_is_rejected(path: Path) -> None:
         ("engine.mamba_cache_mode=align", "no effect in 0.33, enable_prefix_caching"),
         ("engine.mamba_block_size=64", "no effect in 0.33, blocks of states are as"),
         ("engine.mamba_cache_dtype=int8", "mamba_cache_dtype"),
+        ("engine.num_gpu_blocks_override=2", "a pool of 2 blocks holds no request"),
     ],
 )
 def test_what_is_not_known_of_groups_is_refused(
