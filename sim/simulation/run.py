@@ -379,9 +379,8 @@ class Simulation:
         num_rejected, line = summary.rejections(recording)
         if not num_rejected:
             return
-        is_whole = not (self.engine.stop_requested or self.engine.stalled)
-        if is_whole and num_rejected == recording.request_table.num_rows:
-            engine = self.engine
+        engine, is_all = self.engine, num_rejected == recording.request_table.num_rows
+        if is_all and not engine.stop_requested:
             is_off = isinstance(engine, Replicas) and engine.num_refused == num_rejected
             remedy = (
                 "let an engine start again (fleet.events)"

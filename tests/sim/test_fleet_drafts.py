@@ -118,6 +118,17 @@ def test_a_budget_below_a_step_with_drafts_is_refused(
             simulation.run()
 
 
+def test_a_run_that_served_no_request_is_refused_although_it_stalled() -> None:
+    """A decoder refuses what its prefillers computed and still hold."""
+    engine = TIGHT | {"model": "Qwen/Qwen3-30B-A3B", "max_num_scheduled_tokens": 2}
+    ranks = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    data = data_of(engine | ranks, fleet_of(1, 1), 8)
+    data["fleet"]["pools"][1]["engine"] = {"speculative_config": NGRAM}
+    data["workload"] |= ACCEPTED
+    with pytest.raises(ConfigError, match="8 of 8 requests were rejected"):
+        Simulation(parse_config(data)).run()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_pools_prove_themselves(asynchronous: bool) -> None:
     for seed in (3, 11):

@@ -73,7 +73,8 @@ def _load_error(
     if budget < num_padded and num_tokens + num_padded <= settings.max_model_len:
         return (
             f"the last token of a loaded prompt is computed with empty drafts, "
-            f"{num_padded} tokens in all; a step has {budget}"
+            f"{num_padded} tokens in all; a step has {budget} (raise "
+            f"max_num_scheduled_tokens or max_num_batched_tokens)"
         )
     num_blocks = sum(
         -(-number // group.spec.block_size)
