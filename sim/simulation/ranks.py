@@ -134,15 +134,16 @@ def let_run_ahead(engines: Engines) -> None:
 
 
 def merged_counters(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counters of several schedulers added up, and their hit rate."""
+    """Return the counters of several schedulers added up, and their hit rates."""
     whole = {
         key: added(each[key] for each in told)
         if isinstance(value, int | float) and not isinstance(value, bool)
         else value
         for key, value in told[0].items()
     }
-    if queries := whole.get("prefix_cache_queries"):
-        whole["prefix_cache_hit_rate"] = whole["prefix_cache_hits"] / queries
+    for name in ("prefix_cache", "external_prefix_cache"):
+        if queries := whole.get(f"{name}_queries"):
+            whole[f"{name}_hit_rate"] = whole[f"{name}_hits"] / queries
     return whole
 
 

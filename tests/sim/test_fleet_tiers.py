@@ -79,6 +79,16 @@ def test_a_fleet_of_one_is_the_engine_with_its_tiers() -> None:
     assert told == alone.summary["secondary_tiers"]
 
 
+def test_hit_rates_of_a_fleet_are_shares_not_sums_of_shares() -> None:
+    told = run(POOL, fleet=fleet(3)).summary
+    for name in ("prefix_cache", "external_prefix_cache"):
+        queries, hits = (told[f"{name}_{key}"] for key in ("queries", "hits"))
+        assert told[f"{name}_hit_rate"] == hits / queries
+        for key in ("queries", "hits"):
+            parts = [each[f"{name}_{key}"] for each in told["engines"]]
+            assert 0 < sum(parts) == told[f"{name}_{key}"]
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_engines_find_in_a_shared_pool_what_others_put_there(ahead: bool) -> None:
     more = {"fleet": fleet(3), "async_scheduling": ahead}
