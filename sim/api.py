@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.costs import crossover as comparison
 from sim.errors import ConfigError
-from sim.results.differences import differing
+from sim.results.summary.compared import differing
 from sim.simulation.simulate import simulate as _simulate
 from sim.simulation.workload import read_requests
 from sim.studies.planning import solve

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.studies.planning.given import expanded
 from sim.studies.planning.spec import PlanConfig, load_plan
 from tests.shared import ROOT

@@ -102,7 +102,7 @@ def claiming(option: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(command: Callable[P, R]) -> Callable[P, R]:
         @wraps(command)
         def alone(*args: P.args, **options: P.kwargs) -> R:
-            from sim.results.claims import claimed
+            from sim.results.output import claimed
 
             path: Any = options.get(option)
             with claimed(path):

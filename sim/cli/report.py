@@ -47,8 +47,8 @@ def report(
             how = "static figures; pip install 'kvsim[report]' for zoom and hover"
         print(f"{out} ({size}, {how})")
         if len(directories) > 1:
-            from sim.results.compared import compared_lines
             from sim.results.folder import RunFolder
+            from sim.results.summary.compared import compared_lines
             from sim.views.report.source import labels
 
             folders = [RunFolder(each) for each in directories]

@@ -65,7 +65,7 @@ def run(
     from sim.config.tables import load_config
     from sim.errors import ConfigError
     from sim.results.output import output_directory, write_json
-    from sim.results.parquet import StepsFile
+    from sim.results.tables.parquet import StepsFile
     from sim.simulation.run import Simulation
     from sim.simulation.simulate import with_intervals
 

@@ -56,8 +56,7 @@ def sweep(
         from sim.studies.sweeps.forks import warm_up
 
         warm_up()
-    from sim.results.claims import claimed
-    from sim.results.output import claimed_directory
+    from sim.results.output import claimed, claimed_directory
     from sim.studies.sweeps import directory as folder
     from sim.studies.sweeps.expand import Sweep, check_runs, check_size
     from sim.studies.sweeps.session import executor_for, run_sweep

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from sim.costs.base import CostModel, DecodeEnds
-    from sim.results.step_log import StepLog
+    from sim.results.recording.step_log import StepLog
 
 
 class HostQueue(Stages):

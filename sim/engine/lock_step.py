@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sim.costs.ahead import HostAhead
     from sim.costs.base import StepCost
     from sim.costs.lock_step import RankStep
-    from sim.results.step_log import StepLog
+    from sim.results.recording.step_log import StepLog
     from sim.scheduler.base import SchedulerOutput
 
     Price = Callable[[Sequence[BatchShape]], Sequence[RankStep]]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sim.engine.clock import Clock, Wakeable
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
-    from sim.results.recorder import Recorder
+    from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import Scheduler
 
 MAX_NUM_QUIET_STEPS = 4096

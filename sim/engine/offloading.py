@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
     from sim.costs.transfers import Transfer
     from sim.engine.links import LinkRules
-    from sim.results.step_log import StepLog
-    from sim.results.transfers import TransferLog
+    from sim.results.recording.step_log import StepLog
+    from sim.results.recording.transfers import TransferLog
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.v1.connectors.base import TransferJob
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.results.step_log import StepLog
+    from sim.results.recording.step_log import StepLog
     from sim.scheduler.batch import BatchShape
 
 

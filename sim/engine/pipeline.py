@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.costs.base import CostModel
-    from sim.results.step_log import StepLog
+    from sim.results.recording.step_log import StepLog
     from sim.scheduler.batch import BatchShape
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel, StepCost
     from sim.fleet.network import Flow, Network
-    from sim.results.pulls import PullLog
+    from sim.results.fleet.pulls import PullLog
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Pull

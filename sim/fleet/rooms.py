@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.engine.pipeline import BatchQueue
     from sim.fleet.network import Flow, Network
     from sim.fleet.pulls import PullRules
-    from sim.results.pulls import PullLog
+    from sim.results.fleet.pulls import PullLog
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.request import Request

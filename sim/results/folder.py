@@ -1,4 +1,4 @@
-"""The folder of a run's results: the one reader of what ``kvsim run`` wrote."""
+"""The folder of a run's results, and the one reader of its files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from sim.config.files import read_yaml
 from sim.errors import ResultsError
 from sim.results import schema
-from sim.results.blocks import BLOCKS_FILE, BLOCKS_FORMAT
-from sim.results.step_table import BATCH_ROWS, ParquetSteps, frame_of
-from sim.results.table import ResultTable, as_recorded, is_text, to_numpy
+from sim.results.recording.blocks import BLOCKS_FILE, BLOCKS_FORMAT
+from sim.results.tables.memory import ResultTable, as_recorded, is_text, to_numpy
+from sim.results.tables.steps import BATCH_ROWS, ParquetSteps, frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ MARKERS: Final[Mapping[str, Kind]] = {
     "sweep.json": "sweep",
     "summary.json": "run",
 }
-"""By which file a folder is known, and what it holds."""
+"""Kind of a folder's results by the file that marks it."""
 
 TABLES: Final[Mapping[str, Iterable[str]]] = {
     "steps": schema.STEPS,
@@ -85,7 +85,7 @@ class RunFolder:
     """The results of a run on disk: summary, configuration and tables.
 
     All files are looked at, so that damage is told early; tables are read when they
-    are asked for. `columns` and `numbers` are what the reader will need.
+    are asked for. `columns` and `numbers` name those that the reader will need.
     """
 
     def __init__(
@@ -161,31 +161,30 @@ class RunFolder:
     @cached_property
     def group_table(self) -> ResultTable | None:
         """``kv_cache_groups.parquet``, of models with several kinds of KV cache."""
-        path = self.recorded("kv_cache_groups.parquet")
-        return None if path is None else read_table(path)
+        return self._read("kv_cache_groups")
 
     @cached_property
     def tree_table(self) -> ResultTable | None:
         """``prefix_tree.parquet``, of engines that keep prefixes in a tree."""
-        path = self.recorded("prefix_tree.parquet")
-        return None if path is None else read_table(path)
+        return self._read("prefix_tree")
 
     @cached_property
     def transfer_table(self) -> ResultTable | None:
         """``transfers.parquet``, of engines with a tier behind their pool."""
-        path = self.recorded("transfers.parquet")
-        return None if path is None else read_table(path)
+        return self._read("transfers")
 
     @cached_property
     def tier_table(self) -> ResultTable | None:
         """``tier.parquet``, of engines with a tier behind their pool."""
-        path = self.recorded("tier.parquet")
-        return None if path is None else read_table(path)
+        return self._read("tier")
 
     @cached_property
     def fleet_table(self) -> ResultTable | None:
         """``fleet.parquet``, of the pools of a fleet over time."""
-        path = self.recorded("fleet.parquet")
+        return self._read("fleet")
+
+    def _read(self, table: str) -> ResultTable | None:
+        path = self.recorded(f"{table}.parquet")
         return None if path is None else read_table(path)
 
     @cached_property
@@ -341,7 +340,7 @@ def _array(column: pa.Array) -> npt.NDArray[Any]:
     """Return numbers as they are and texts as objects, without pandas."""
     if _kind(column.type) == "str":
         return np.array(column.to_pylist(), np.object_)
-    # `from_dlpack` warns of what is empty.
+    # `from_dlpack` warns of an empty array.
     return (
         to_numpy(column) if len(column) else np.empty(0, column.type.to_pandas_dtype())
     )

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from sim.errors import CostError
+from sim.results.recording.usage import mean_between
 from sim.results.schema import OF_REQUESTS, PERCENTILES, STATISTICS
-from sim.results.selection import MAX_NUM_SORTED, percentiles
+from sim.results.tables.percentiles import MAX_NUM_SORTED, percentiles
 from workloads.long_arrays import chosen, collected, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.results.recorder import Recording
-    from sim.results.table import ResultTable
-    from sim.results.tokens import InterTokenLatencies
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.results.recording.recorder import Recording
+    from sim.results.recording.tokens import InterTokenLatencies
+    from sim.results.recording.traffic import Traffic
+    from sim.results.tables.memory import ResultTable
 
 USAGE_PERCENTILES = (5, 25, 50, 75, 95)
 SERVED = ("finished_stopped", "finished_length_capped")
 
+LONGEST_S: Final = 1e18
+"""Longest run: of longer ones squares of times may be too large for a number."""
+
 Floats = npt.NDArray[np.float64]
+
+
+def quantity(value: float) -> str:
+    """Return a number with four digits, or all of those before its point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def is_served(statuses: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -247,3 +259,69 @@ def sessions(
         "mean_duration_s": float(durations_s.mean()) if len(durations_s) else None,
         "max_duration_s": float(durations_s.max()) if len(durations_s) else None,
     }
+
+
+def numbers_of(
+    recording: Recording,
+    capacity: CapacityEstimate,
+    num_requests: int,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Return the measured numbers, and the engine's resolved arguments.
+
+    Raises
+    ------
+    CostError
+        If the run was so long that its numbers cannot be summed up.
+    """
+    if duration_s > LONGEST_S:
+        raise CostError(
+            f"a run may last {LONGEST_S:g} s at most, got {duration_s:g} s; mend what "
+            f"makes its steps so long, such as cost"
+        )
+    summary = throughput(recording.request_table, num_requests, duration_s)
+    summary |= latencies(recording.request_table, recording.itl)
+    summary |= {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_gpu_blocks_low": capacity.num_gpu_blocks_low,
+        "num_gpu_blocks_high": capacity.num_gpu_blocks_high,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
+        "block_size": capacity.block_size,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+    }
+    return summary | cache_and_queues(recording, duration_s)
+
+
+def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
+    """Return the numbers of service levels and sessions, where there are any."""
+    found = {
+        "by_slo_class": by_slo_class(recording.request_table),
+        "sessions": sessions(recording.request_table, traffic.session_id),
+    }
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def kv_cache_groups(
+    recording: Recording, capacity: CapacityEstimate, duration_s: float
+) -> dict[str, Any]:
+    """Return the usage of each kind of KV cache group, where there are several."""
+    if (rows := recording.group_table) is None:
+        return {}
+    edges_s = np.array([0.0, max(duration_s, 1e-300)])
+    told = []
+    for place, kind in enumerate(capacity.kv_cache_groups):
+        blocks = rows["num_blocks"][rows["kind"] == place]
+        held = mean_between(rows, "num_blocks", edges_s, kind=place)
+        told.append(
+            {
+                "kind": kind["kind"],
+                "num_groups": kind["num_groups"],
+                "num_layers": kind["num_layers"],
+                "block_size": kind["block_size"],
+                "num_blocks_mean": float(held[0]),
+                "num_blocks_max": int(blocks.max(initial=0)),
+            }
+        )
+    return {"kv_cache_groups": told}

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sim.config.tables import parse_config
 from sim.errors import ResultsError
+from sim.results import schema
 from sim.results.folder import RunFolder
 from sim.results.output import write_json, write_text
-from sim.results.parquet import copy_steps, write_itl, write_table
+from sim.results.recording.tokens import token_times
+from sim.results.tables.parquet import TableFile, copy_steps, write_table
+from sim.results.tables.steps import BATCH_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.config.tables import RunConfig
-    from sim.results.recorder import Recording
-    from sim.results.step_table import StepTable
+    from sim.results.recording.recorder import Recording
+    from sim.results.tables.steps import StepTable
+
+_ITL_BATCH_ROWS = 4 * BATCH_ROWS
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,3 +98,16 @@ class Results:
                     "simulated; simulate its config again"
                 )
             write_itl(recording, directory / "itl.parquet")
+
+
+def write_itl(recording: Recording, path: Path) -> None:
+    """Write when each token of the served requests came, in bounded memory.
+
+    Engines come one after another, where there are several.
+    """
+    with TableFile(path, schema.ITL) as file:
+        for part in recording.of_rank:
+            for batch in token_times(
+                part.step_table, part.streaks, path.parent, _ITL_BATCH_ROWS
+            ):
+                file.write(batch)

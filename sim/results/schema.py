@@ -30,7 +30,7 @@ STEPS: dict[str, str] = {
     "num_running": "int64",
     "num_waiting": "int64",
     "num_swapped": "int64",
-    # the batch; what is not prefill is the tokens of decodes
+    # the batch; tokens that are not of prefills are those of decodes
     "num_batched_tokens": "int64",
     "num_decodes": "int64",  # a token each, and the draft tokens that they verify
     "num_prefills": "int64",
@@ -42,7 +42,7 @@ STEPS: dict[str, str] = {
     "num_logical_blocks": "int64",  # entries of all tables
     "num_physical_tokens": "int64",  # tokens stored in physical blocks
     "num_logical_tokens": "int64",  # computed tokens of all running requests
-    # what the scheduler call did
+    # moves and recomputations of the scheduler call
     "num_preempted": "int64",
     "num_swapped_in_blocks": "int64",
     "num_swapped_out_blocks": "int64",
@@ -79,7 +79,7 @@ TRAFFIC: dict[str, str] = {
     "priority": "int64",  # smaller is more urgent
     "slo_class": "str",  # service level that was promised, "" for none
 }
-"""What the workload knows of a request; these columns follow those of `REQUESTS`."""
+"""Facts of the workload on a request; these columns follow those of `REQUESTS`."""
 
 PREEMPTIONS: dict[str, str] = {
     "time_s": "float64",
@@ -106,7 +106,7 @@ ENGINES: dict[str, str] = {"engine": "int64"}
 PAIRS: dict[str, str] = {
     "prefill_engine": "int64",  # that computed its prompt; -1 for the decoder itself
     "num_transferred_tokens": "int64",  # of blocks that the decoder read, whole ones
-    # what first_token_s - arrival_s was spent on; NaN without a first token
+    # the parts of first_token_s - arrival_s; NaN without a first token
     "ttft_queue_s": "float64",  # at both engines, and between them
     "ttft_prefill_s": "float64",
     "ttft_transfer_s": "float64",
@@ -124,7 +124,7 @@ PULLS: dict[str, str] = {
 FLEET: dict[str, str] = {
     "time_s": "float64",  # regular times
     "pool": "str",
-    # replicas that take requests, that will, and that end what they have
+    # replicas that take requests, that will, and that only finish those they have
     "num_ready": "int64",
     "num_starting": "int64",
     "num_draining": "int64",
@@ -134,10 +134,10 @@ FLEET: dict[str, str] = {
     "num_held": "int64",  # before the router, as no replica is ready; of all pools
     "num_transfers": "int64",  # prompts that its engines read from others
 }
-"""What each pool of a fleet was like: one row a time and pool."""
+"""The state of each pool of a fleet: one row a time and pool."""
 
 RANK_STEPS: dict[str, str] = {
-    "wait_s": "float64",  # what it waited for the slowest rank, part of allreduce_s
+    "wait_s": "float64",  # it waited for the slowest rank, part of allreduce_s
 }
 """Steps of a rank have this column as well; one without tokens is a dummy batch."""
 
@@ -151,7 +151,7 @@ elsewhere the output of a step is processed when it ends."""
 DRAFT_STEPS: dict[str, str] = {
     "num_drafts": "int64",  # requests whose draft tokens it verifies
     "num_draft_tokens": "int64",  # of all of them
-    "num_accepted_tokens": "int64",  # of these, what the model accepted
+    "num_accepted_tokens": "int64",  # of these, those that the model accepted
     # blocks that tables hold beyond their tokens, when the output has been processed
     "num_draft_blocks": "int64",
 }
@@ -208,7 +208,7 @@ TIER: dict[str, str] = {
     "num_writing_chunks": "int64",  # of these, not there yet
     "num_reading_chunks": "int64",
 }
-"""One row a change of what such a tier holds."""
+"""One row a change of the contents of such a tier."""
 
 ITL: dict[str, str] = {
     "request_id": "int64",  # served requests only, by id
@@ -248,7 +248,33 @@ OF_REQUESTS: Final = tuple(each for each in LATENCIES.values() if each.key != "i
 
 PERCENTILES: Final = (50, 90, 95, 99)
 STATISTICS: Final = ("mean", "median", "std", *(f"p{each}" for each in PERCENTILES))
-"""What a summary says of each latency."""
+"""Statistics of each latency in a summary."""
 
 SHOWN_STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
-"""What terminals, notebooks and pages show of these."""
+"""Statistics that terminals, notebooks and pages show."""
+
+# Bounds of the histograms that vLLM shows.
+TTFT_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
+    *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+def one_two_five(largest: int) -> list[float]:
+    """Return 1, 2, 5, 10, 20, ... up to `largest`: bounds of numbers of tokens."""
+    bounds: list[float] = []
+    scale = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * scale > largest:
+                return bounds
+            bounds.append(float(digit * scale))
+        scale *= 10

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sim.costs.slowed import Slowed
 from sim.engine.clock import SCRAPE_PRIORITY, At
 from sim.errors import ConfigError
-from sim.results import summary
+from sim.results.summary.warnings import rejections
 from sim.scheduler.base import schedules_groups
 from sim.serving.alarm import Alarm
 from sim.serving.answer import Answer, EngineDeadError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
     from sim.engine.clients import Client, Server
     from sim.engine.loop import Engine
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
     from sim.results.run import Results
     from sim.scheduler.request import Request
     from sim.serving.asked import Asked
@@ -94,7 +94,7 @@ class LiveRun(Simulation):
         )
 
     def _check_rejections(self, recording: Recording) -> None:
-        num_rejected, line = summary.rejections(recording)
+        num_rejected, line = rejections(recording)
         if num_rejected:
             self.warnings.append(line)
 

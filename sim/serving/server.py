@@ -14,7 +14,7 @@ import uvicorn
 
 from sim.errors import ConfigError, OutputError
 from sim.results.output import output_directory
-from sim.results.parquet import StepsFile
+from sim.results.tables.parquet import StepsFile
 from sim.serving.api import Api
 from sim.serving.dialects import dialect_of
 from sim.serving.joined import ARRIVALS, replayed

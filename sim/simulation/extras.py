@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.loop import Engine
 from sim.errors import ConfigError
-from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.results.output import write_json
-from sim.results.schedule import SCHEDULE_FILE, ScheduleFile
+from sim.results.recording.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
+from sim.results.recording.schedule import SCHEDULE_FILE, ScheduleFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -19,8 +19,8 @@ from sim.fleet.replicas import Replicas
 from sim.fleet.roster import EventKind, ReplicaEvent
 from sim.fleet.routers import BLIND, BY_PREFIX
 from sim.fleet.scrapes import Scrapes, load_of
-from sim.results.fleets import gpu_hours
-from sim.results.transfers import OffloadRecorder
+from sim.results.fleet.summary import gpu_hours
+from sim.results.recording.transfers import OffloadRecorder
 from sim.scheduler.v1.holdings import Holdings
 from sim.simulation.autoscaling import (
     add_autoscalers,
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from sim.engine.requests import RequestFactory
     from sim.fleet.balancer import Load
     from sim.fleet.replicas import Scaler
-    from sim.results.ranks import RankRecorders
-    from sim.results.recorder import Recording
+    from sim.results.fleet.ranks import RankRecorders
+    from sim.results.recording.recorder import Recording
     from sim.scheduler.base import Scheduler
     from sim.scheduler.request import Request
     from sim.simulation.pools import Pool

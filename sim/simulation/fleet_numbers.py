@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sim.fleet.replicas import Replicas
-from sim.results.fleet_series import absences, series, state_spans
-from sim.results.fleets import engine_numbers, imbalance
-from sim.results.ranks import merged
+from sim.results.fleet.ranks import merged
+from sim.results.fleet.series import absences, series, state_spans
+from sim.results.fleet.summary import engine_numbers, imbalance
 from sim.simulation.autoscaling import replicas_by_pool
 from sim.simulation.ranks import merged_counters, waits_of
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sim.fleet.engines import Engines
-    from sim.results.fleet_series import Change
-    from sim.results.ranks import RankRecorders
-    from sim.results.recorder import Recording
+    from sim.results.fleet.ranks import RankRecorders
+    from sim.results.fleet.series import Change
+    from sim.results.recording.recorder import Recording
     from sim.simulation.pools import Pool
 
 

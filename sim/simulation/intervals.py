@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sim.config.tables import RunConfig
-    from sim.results.recorder import Recording
-    from sim.results.table import ResultTable
+    from sim.results.recording.recorder import Recording
+    from sim.results.tables.memory import ResultTable
 
 NUMBERS: Final = (
     *(

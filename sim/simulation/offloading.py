@@ -21,7 +21,7 @@ from sim.engine.links import LinkRules
 from sim.engine.offloading import OffloadedSteps, Worker
 from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.errors import ConfigError
-from sim.results.transfers import TransferLog
+from sim.results.recording.transfers import TransferLog
 from sim.scheduler.v1.connectors.settings import OffloadSettings
 from workloads.streams import Streams
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sim.costs.transfers import Transfer
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.results.transfers import OffloadRecorder
+    from sim.results.recording.transfers import OffloadRecorder
     from workloads.spec import RequestSpec
 
 _GIB = 2**30

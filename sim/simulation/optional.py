@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.front_end import NOT_LOOKED_AT
 from sim.fleet.engines import Engines
-from sim.results.drafts import DraftRecorder, draft_numbers
 from sim.results.metrics import goodput
-from sim.results.recorder import Recorder, Recording
-from sim.results.transfers import OffloadRecorder, transfer_numbers
-from sim.results.verdict import judged
+from sim.results.recording.drafts import DraftRecorder, draft_numbers
+from sim.results.recording.recorder import Recorder, Recording
+from sim.results.recording.transfers import OffloadRecorder, transfer_numbers
+from sim.results.summary.verdict import judged
 from sim.simulation import ranks
 from workloads.sums import added
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from sim.engine.lock_step import LockStep
     from sim.engine.loop import Engine
     from sim.hardware.capacity import CapacityEstimate
-    from sim.results.objectives import Objective
-    from sim.results.ranks import RankRecorders
-    from sim.results.transfers import TransferLog
+    from sim.results.fleet.ranks import RankRecorders
+    from sim.results.recording.transfers import TransferLog
+    from sim.results.summary.objectives import Objective
 
 
 def all_of(engine: Engine | Engines) -> list[Engine]:

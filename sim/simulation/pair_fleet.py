@@ -19,9 +19,8 @@ from sim.fleet.room_pairs import RoomPairs
 from sim.fleet.rooms import ReceiverSteps, SenderSteps
 from sim.fleet.scrapes import Scrapes
 from sim.hardware.interconnects import load_interconnect
-from sim.results.fleets import imbalance
-from sim.results.prompts import PromptRecorder
-from sim.results.pulls import PullLog, pull_numbers
+from sim.results.fleet.pulls import PromptRecorder, PullLog, pull_numbers
+from sim.results.fleet.summary import imbalance
 from sim.simulation.autoscaling import (
     add_autoscalers,
     places_off,
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from sim.engine.clock import Clock
     from sim.engine.loop import Engine
     from sim.fleet.engines import Engines
-    from sim.results.ranks import RankRecorders
-    from sim.results.recorder import Recording
+    from sim.results.fleet.ranks import RankRecorders
+    from sim.results.recording.recorder import Recording
     from sim.simulation.pools import Pool
 
 

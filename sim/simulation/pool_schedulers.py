@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.results import summary
+from sim.results.summary.warnings import scheduler_warnings
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.simulation.pools import named_pool, transfer_settings
 from sim.simulation.schedulers import make_scheduler
@@ -48,7 +48,7 @@ def make_all_schedulers(
         if not reason:
             on_clock.append(pool)
             reason = _why_own(pool.schedulers[0])
-        warnings += summary.scheduler_warnings(before, pool.capacity, pool.config)
+        warnings += scheduler_warnings(before, pool.capacity, pool.config)
     if reason:  # of a later pool's: then no other leaves decodes on a clock
         for pool in on_clock[:-1]:
             pool.schedulers = make_schedulers(pool, specs, on_clock=False)

@@ -11,7 +11,7 @@ from sim.config.pairs import ConnectorTable
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results import summary
+from sim.results.summary.warnings import pool_warnings
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.sglang.settings import Disaggregation
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
@@ -101,7 +101,7 @@ class Pool:
         """Yield warnings of the pool before it runs."""
         config, capacity = self.config, self.capacity
         frees_window = frees_lone_window(config.engine, capacity)
-        yield from summary.pool_warnings(
+        yield from pool_warnings(
             capacity, self.model, config, frees_window=frees_window
         )
         yield from idle_key_warnings(config)

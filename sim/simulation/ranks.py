@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sim.engine.clock import Clock
     from sim.engine.lock_step import Rank
     from sim.engine.sampling import Sampler
-    from sim.results.ranks import RankRecorders
-    from sim.results.recorder import Recorder, Recording
+    from sim.results.fleet.ranks import RankRecorders
+    from sim.results.recording.recorder import Recorder, Recording
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.results.drafts import DraftRecorder
-from sim.results.group_usage import GroupUsage
-from sim.results.prefix_tree import PrefixTreeUsage
-from sim.results.prompts import DraftPromptRecorder, PromptRecorder
-from sim.results.ranks import RankRecorders
-from sim.results.recorder import Recorder
-from sim.results.transfers import OffloadRecorder
+from sim.results.fleet.pulls import DraftPromptRecorder, PromptRecorder
+from sim.results.fleet.ranks import RankRecorders
+from sim.results.recording.drafts import DraftRecorder
+from sim.results.recording.recorder import Recorder
+from sim.results.recording.transfers import OffloadRecorder
+from sim.results.recording.usage import GroupUsage, PrefixTreeUsage
 from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 from sim.simulation.offloading import transfer_log
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.hardware.capacity import CapacityEstimate
-    from sim.results.ranks import Part
+    from sim.results.fleet.ranks import Part
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
 

@@ -18,13 +18,23 @@ from sim.engine.requests import RequestFactory, tree_of
 from sim.errors import ConfigError, EngineDiedError, SchedulerError
 from sim.fleet.engines import Engines
 from sim.fleet.replicas import Replicas
-from sim.results import summary
-from sim.results.objectives import parse_objectives
-from sim.results.ranks import RankRecorders
-from sim.results.recorder import Recorder, Recording
+from sim.results import metrics
+from sim.results.fleet.ranks import RankRecorders
+from sim.results.recording.recorder import Recorder, Recording
+from sim.results.recording.traffic import Traffic
+from sim.results.recording.transfers import OffloadRecorder
 from sim.results.run import Results
-from sim.results.traffic import Traffic
-from sim.results.transfers import OffloadRecorder
+from sim.results.summary import provenance
+from sim.results.summary.objectives import parse_objectives
+from sim.results.summary.warnings import (
+    fan_out_warnings,
+    oracle_warnings,
+    overload_warning,
+    rejections,
+    rounded_times_warnings,
+    stall_warning,
+    unsent_warning,
+)
 from sim.simulation import intervals, optional, ranks
 from sim.simulation.arrivals import Arrivals, client_of
 from sim.simulation.assemble import make_cost_model
@@ -47,7 +57,7 @@ if TYPE_CHECKING:
     from sim.costs.base import Bound, CostModel
     from sim.engine.clients import Client
     from sim.engine.offloading import OffloadedSteps
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
     from workloads.spec import RequestSpec
@@ -106,8 +116,8 @@ class Simulation:
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
-        self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
-        self.warnings += summary.rounded_times_warnings(config, self.specs)
+        self.warnings += oracle_warnings(config, self._is_closed_loop)
+        self.warnings += rounded_times_warnings(config, self.specs)
         for place, pool in enumerate(self.pools):
             with named_pool(config, place):
                 pool.cost_model = self._make_cost_model(pool)
@@ -152,7 +162,7 @@ class Simulation:
         factory = RequestFactory(most, tree_of(self.specs))
         client = client_of(self.schedulers, self.specs, factory)
         if isinstance(client, FanOutClient):
-            self.warnings += summary.fan_out_warnings(self.specs)
+            self.warnings += fan_out_warnings(self.specs)
         return client
 
     def _make_arrivals(self, client: Client) -> Arrivals:
@@ -376,7 +386,7 @@ class Simulation:
 
     def _check_rejections(self, recording: Recording) -> None:
         """Warn of rejected requests; refuse a run that served no request."""
-        num_rejected, line = summary.rejections(recording)
+        num_rejected, line = rejections(recording)
         if not num_rejected:
             return
         engine, is_all = self.engine, num_rejected == recording.request_table.num_rows
@@ -392,7 +402,7 @@ class Simulation:
         self.warnings.append(line)
 
     def _summary(self, recording: Recording, traffic: Traffic) -> dict[str, Any]:
-        numbers = summary.numbers(
+        numbers = metrics.numbers_of(
             recording, self.capacity, self.num_requests, self.env.now
         )
         numbers |= optional.steps_in_flight(self.engine)
@@ -401,10 +411,10 @@ class Simulation:
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
         return (
-            {"title": summary.title(self.config)}
+            {"title": provenance.title(self.config)}
             | numbers
-            | summary.groups(recording, traffic)
-            | summary.kv_cache_groups(recording, self.capacity, self.env.now)
+            | metrics.groups(recording, traffic)
+            | metrics.kv_cache_groups(recording, self.capacity, self.env.now)
             | optional.tier(self.recorder, recording, self.env.now)
             | optional.within_limits(
                 self.config, recording, self.num_requests, self.env.now
@@ -418,7 +428,7 @@ class Simulation:
                 "stalled": self.engine.stalled,
                 "warnings": self.warnings,
                 "seed": self.config.seed,
-                "scheduling": summary.scheduling(
+                "scheduling": provenance.scheduling(
                     (pool.engine for pool in self.pools), numbers
                 ),
                 "path": self.path,
@@ -427,7 +437,7 @@ class Simulation:
                 "extrapolated_share": recording.extrapolated_share,
                 "cost": cost,
                 "capacity": self.capacity.to_dict(),
-                "versions": summary.versions(),
+                "versions": provenance.versions(),
             }
             | intervals.no_intervals(
                 intervals.why_never(self.config, recording) or intervals.NOT_ASKED
@@ -453,15 +463,11 @@ class Simulation:
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
         """Say where numbers could be taken for more than they are."""
         is_bounded = self.config.workload.max_concurrent_users is not None
-        if not is_bounded and (
-            overload := summary.overload_warning(recording, numbers)
-        ):
+        if not is_bounded and (overload := overload_warning(recording, numbers)):
             self.warnings.append(overload)
         if self.engine.stalled:
-            self.warnings.append(summary.stall_warning(self.scheduler))
-        elif not self.engine.stop_requested and (
-            unsent := summary.unsent_warning(numbers)
-        ):
+            self.warnings.append(stall_warning(self.scheduler))
+        elif not self.engine.stop_requested and (unsent := unsent_warning(numbers)):
             self.warnings.append(unsent)
         if self._fleet is not None:
             assert isinstance(self.engine, Engines)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.costs.base import BOUNDS
-from sim.results.recorder import Recording
+from sim.results.recording.recorder import Recording
 from sim.simulation.intervals import (
     INTERRUPTED,
     intervals,

@@ -20,7 +20,7 @@ from sim.costs.speculative import (
 from sim.engine.group_sampling import sampler_for
 from sim.errors import ConfigError
 from sim.hardware.models.drafters import drafter_of
-from sim.results.drafts import DraftRecorder
+from sim.results.recording.drafts import DraftRecorder
 from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
 from workloads.acceptance import ACCEPTANCE, DrawnAcceptance
 from workloads.errors import WorkloadError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sim.engine.sampling import Sampler
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.results.recorder import Recorder
+    from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import Scheduler, SchedulerOutput
     from sim.scheduler.request import Request
     from sim.scheduler.v1.speculative import SpeculativeScheduler

@@ -6,8 +6,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from sim.results.schema import SHOWN_STATISTICS
-from sim.results.summary_rows import latency_rows, summary_rows
-from sim.results.verdict import verdict_lines
+from sim.results.summary.rows import latency_rows, summary_rows
+from sim.results.summary.verdict import verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

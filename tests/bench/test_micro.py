@@ -19,8 +19,8 @@ from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.recorder import Recorder
-from sim.results.step_log import pack_facts, pack_stretch
+from sim.results.recording.recorder import Recorder
+from sim.results.recording.step_log import pack_facts, pack_stretch
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile

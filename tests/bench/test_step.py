@@ -11,7 +11,7 @@ from sim.engine.clock import Clock
 from sim.engine.loop import Engine
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.recorder import Recorder
+from sim.results.recording.recorder import Recorder
 from sim.scheduler.v1 import V1Scheduler
 from tests.sim.build import request_from_spec, spec
 

@@ -13,7 +13,7 @@ import pytest
 from sim.costs.constant import ConstantCost
 from sim.engine.clock import ARRIVAL_PRIORITY, At, Clock
 from sim.engine.loop import Engine
-from sim.results.recorder import Recorder
+from sim.results.recording.recorder import Recorder
 from sim.scheduler.v1 import V1Scheduler
 from sim.studies.conformance import load_workload, read_log
 from sim.studies.conformance.driver import make_request
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import simpy
 
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
     from sim.scheduler.request import Request
     from sim.studies.conformance.workload import DecisionWorkload
 

@@ -28,9 +28,9 @@ _PATTERNS: Final = (
     "sim/engine/**/*.py",
     "sim/costs/**/*.py",
     "sim/results/metrics.py",
-    "sim/results/objectives.py",
-    "sim/results/totals.py",
-    "sim/results/selection.py",
+    "sim/results/summary/objectives.py",
+    "sim/results/recording/totals.py",
+    "sim/results/tables/percentiles.py",
     "workloads/**/*.py",
 )
 

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from sim.results.folder import RunFolder
-from sim.results.parquet import StepsFile
+from sim.results.tables.parquet import StepsFile
 from tests.bench.scale import SYNTHETIC
 from tests.shared import ROOT
 from tests.sim.sweep_files import tiny, write_sweep

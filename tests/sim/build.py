@@ -10,7 +10,7 @@ from sim.engine.clock import Clock
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.engine.sessions import SessionClient
-from sim.results.recorder import Recorder, Recording
+from sim.results.recording.recorder import Recorder, Recording
 from sim.scheduler.v1 import V1Scheduler
 from workloads.chains import has_chains
 from workloads.spec import RequestSpec

@@ -7,7 +7,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from sim.cli.main import run as kvsim
-from sim.results.claims import claimed
+from sim.results.output import claimed
 from tests.sim.test_config import minimal, write
 
 if TYPE_CHECKING:

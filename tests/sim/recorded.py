@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from sim.costs.linear import LinearCost
-from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_stretch
+from sim.results.recording.step_log import CHUNK_ROWS, pack_facts, pack_stretch
 from sim.scheduler.base import CacheUsage
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
-    from sim.results.recorder import Recorder
+    from sim.results.recording.recorder import Recorder
 
 COST = LinearCost(
     base_s=1.1e-3,

@@ -12,7 +12,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.studies.advice.advise import _verdict, advise, measure, resampled
 from sim.studies.advice.remedies import remedies_for
 from sim.studies.sweeps.local import SerialExecutor

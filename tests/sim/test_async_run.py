@@ -16,7 +16,7 @@ from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.tokens import token_times
+from sim.results.recording.tokens import token_times
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.generation import SCHEDULE_REQUEST_S, HostRule
 from sim.scheduler.v1.dialect import dialect_of
@@ -333,8 +333,8 @@ def test_tokens_appear_when_outputs_are_processed(
     *,
     stepwise: bool,
 ) -> None:
-    monkeypatch.setattr("sim.results.step_log.CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr("sim.results.step_log.BATCH_ROWS", 2 * chunk_rows)
+    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.recording.step_log.BATCH_ROWS", 2 * chunk_rows)
     cost = {"kind": "roofline"}
     simulated = simulation(cost=cost, num_requests=30, rate=100.0, **engine)
     recording = Simulation(simulated.config, stepwise=stepwise).run().recording

@@ -12,8 +12,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.errors import OutputError
-from sim.results.claims import claimed
-from sim.results.output import output_directory
+from sim.results.output import claimed, output_directory
 from tests.shared import ROOT
 from tests.sim.commands import claimed_elsewhere, files, refused
 from tests.sim.planning.plans import small, written

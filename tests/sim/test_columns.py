@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.results import columns, requests
-from sim.results.columns import Columns
+from sim.results.recording import requests
+from sim.results.tables import columns
+from sim.results.tables.columns import Columns
 from sim.simulation.simulate import simulate
 from tests.sim.commands import files
 from tests.sim.sweep_files import tiny

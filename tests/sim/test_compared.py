@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.results.compared import compared_lines
+from sim.results.summary.compared import compared_lines
 
 KEYS = ("p95_ttft_ms", "p95_tpot_ms", "p95_e2el_ms", "output_throughput")
 

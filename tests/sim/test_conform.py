@@ -386,7 +386,7 @@ def test_nothing_else_imports_vllm(tmp_path: Path) -> None:
         tmp_path / "w.json", workload("0.33.0", [request("a", 9, 2)])
     )
     script = (
-        "import sys, sim.scheduler, sim.results.schedule\n"
+        "import sys, sim.scheduler, sim.results.recording.schedule\n"
         "import sim.studies.conformance.conform\n"
         "from sim.cli.main import run\n"
         f"assert run(['run', {str(config)!r}, '--out', {str(tmp_path / 'out')!r},"

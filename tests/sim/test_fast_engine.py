@@ -17,7 +17,7 @@ from sim.engine.clock import At, Clock, advance
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.errors import CostError
-from sim.results.recorder import Recorder
+from sim.results.recording.recorder import Recorder
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1 import V1Scheduler

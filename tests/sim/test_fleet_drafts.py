@@ -10,7 +10,7 @@ from sim.config.tables import parse_config
 from sim.costs.linear import LinearCost
 from sim.costs.speculative import ModelDrafter
 from sim.errors import ConfigError, SchedulerError
-from sim.results.drafts import DraftRecorder
+from sim.results.recording.drafts import DraftRecorder
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload

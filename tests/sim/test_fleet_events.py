@@ -15,7 +15,7 @@ from sim.fleet.engines import Engines
 from sim.fleet.replicas import DIED, NONE_READY, Replicas
 from sim.fleet.roster import ReplicaState
 from sim.fleet.routers import ROUTERS
-from sim.results.fleets import rows
+from sim.results.fleet.summary import fleet_rows
 from sim.scheduler.sglang.scheduler import SglangScheduler
 from sim.simulation.run import Simulation
 from tests.sim.test_fleet_run import GENERATIONS, SESSIONS, data_of, fleet_of, tables
@@ -166,9 +166,10 @@ def test_requests_of_a_dead_engine_begin_again_elsewhere() -> None:
     ]
     assert len(moved) == summary["num_retried"]
     assert (moved["first_token_s"] > 0.5).all()
-    assert ("events", f"1 died, {len(moved)} requests began again, 0 lost") in rows(
-        summary
-    )
+    assert (
+        "events",
+        f"1 died, {len(moved)} requests began again, 0 lost",
+    ) in fleet_rows(summary)
 
 
 def test_requests_of_a_dead_engine_are_lost() -> None:

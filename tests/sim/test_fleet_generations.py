@@ -9,7 +9,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, EngineDiedError
-from sim.results.summary_rows import summary_rows
+from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from tests.sim.test_fleet_run import GENERATIONS, TIGHT, data_of, fleet_of, tables

@@ -10,7 +10,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results.summary_rows import summary_rows
+from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from tests.sim.test_fleet_events import proven
 from tests.sim.test_fleet_pairs import checked

@@ -14,10 +14,10 @@ from sim.fleet.apart import Deal, EnginesApart
 from sim.fleet.lookahead import AtArrivals, BetweenScrapes, ByEnds
 from sim.fleet.routers import ROUTERS
 from sim.fleet.routers.counting import RoundRobin
+from sim.results.fleet.ranks import tables_of_rank
 from sim.results.folder import RunFolder
-from sim.results.parquet import StepsFile
-from sim.results.ranks import tables_of_rank
-from sim.results.step_table import spans_s
+from sim.results.tables.parquet import StepsFile
+from sim.results.tables.steps import spans_s
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.views.plots.fleets import engines_figure, mean_usage
@@ -364,8 +364,8 @@ def test_each_engine_is_one_of_its_own(kind: str) -> None:
 def test_engines_read_their_own_steps(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.results.step_log._MOST_ROWS_HELD", 8)
-    monkeypatch.setattr("sim.results.step_log._LEAST_CHUNK_ROWS", 8)
+    monkeypatch.setattr("sim.results.recording.step_log._MOST_ROWS_HELD", 8)
+    monkeypatch.setattr("sim.results.recording.step_log._LEAST_CHUNK_ROWS", 8)
     data = data_of(TIGHT, fleet_of(3, "least_requests"), 40, 200.0)
     simulation = Simulation(parse_config(data))
     if where == "on disk":

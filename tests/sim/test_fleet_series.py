@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.results.fleet_series import absences, state_spans, times_of
-from sim.results.fleets import rows
+from sim.results.fleet.series import absences, state_spans, times_of
+from sim.results.fleet.summary import fleet_rows
 from sim.results.folder import RunFolder
-from sim.results.step_table import spans_s
+from sim.results.tables.steps import spans_s
 from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.ranks import figures_of
@@ -153,7 +153,7 @@ def test_gpus_cost_what_they_are_held() -> None:
         [2 * 3.0 * hours, 2.0 * hours]
     )
     assert summary["cost_of_gpus"] == pytest.approx(8.0 * hours)
-    told = dict(rows(summary))["GPU hours"]
+    told = dict(fleet_rows(summary))["GPU hours"]
     assert told == f"{3 * hours:.4g} h, {8 * hours:,.2f} USD"
     del fleet["prices"]["per_gpu_hour"]["a100_sxm"]
     with pytest.raises(ConfigError, match="no price for the GPU of pool old; add one"):

@@ -10,9 +10,9 @@ import pytest
 from sim.cli.output.run import print_summary
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results import fleets
-from sim.results.differences import short_names
-from sim.results.summary_rows import summary_rows
+from sim.results.fleet.summary import fleet_title
+from sim.results.summary.compared import short_names
+from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.studies.planning.spec import parse_prices
 from sim.views.plots.fleets import pool_places
@@ -87,7 +87,7 @@ def test_the_title_counts_the_gpus_of_an_engine() -> None:
     config = parse_config(
         data_of({"gpu": "h100_sxm", "tensor_parallel_size": 4}, fleet_of(8, "llm_d"))
     )
-    assert fleets.title(config) == "8 engines of 4 x h100_sxm behind llm_d"
+    assert fleet_title(config) == "8 engines of 4 x h100_sxm behind llm_d"
 
 
 @pytest.mark.parametrize("is_spread", [False, True])

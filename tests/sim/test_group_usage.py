@@ -10,9 +10,9 @@ import pytest
 from matplotlib.text import Text
 
 from sim.config.tables import parse_config
-from sim.results.group_usage import GroupUsage, mean_blocks
+from sim.results.recording.usage import GroupUsage, mean_between
 from sim.results.run import Results
-from sim.results.summary_rows import summary_rows
+from sim.results.summary.rows import summary_rows
 from sim.simulation.simulate import simulate
 from sim.views.plots import FIGURES, Tables
 
@@ -43,13 +43,19 @@ def test_a_row_stands_for_each_change_of_a_kind() -> None:
     assert rows["kind"].tolist() == [0, 1, 1, 0]
     assert rows["num_blocks"].tolist() == [5, 4, 6, 0]
     edges_s = np.array([0.0, 2.0, 6.0, 8.0])
-    assert mean_blocks(rows, 0, edges_s).tolist() == [2.5, 3.75, 0.0]
-    assert mean_blocks(rows, 1, edges_s).tolist() == [2.0, 5.5, 6.0]
+    assert mean_between(rows, "num_blocks", edges_s, kind=0).tolist() == [
+        2.5,
+        3.75,
+        0.0,
+    ]
+    assert mean_between(rows, "num_blocks", edges_s, kind=1).tolist() == [2.0, 5.5, 6.0]
 
 
 def test_without_rows_nothing_was_held() -> None:
     rows = GroupUsage([1, 1]).table()
-    assert mean_blocks(rows, 1, np.array([0.0, 3.0])).tolist() == [0.0]
+    assert mean_between(rows, "num_blocks", np.array([0.0, 3.0]), kind=1).tolist() == [
+        0.0
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from sim.config.tables import load_config
 from sim.errors import CapacityError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.summary import pool_warnings
+from sim.results.summary.warnings import pool_warnings
 from sim.simulation.assemble import make_capacity
 from sim.simulation.layout import layout_of
 from sim.simulation.run import Simulation

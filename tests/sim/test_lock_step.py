@@ -20,8 +20,8 @@ from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.errors import CostError
 from sim.fleet.engines import Engines
-from sim.results.ranks import RankRecorders, tables_of_rank
-from sim.results.recorder import Recorder
+from sim.results.fleet.ranks import RankRecorders, tables_of_rank
+from sim.results.recording.recorder import Recorder
 from sim.scheduler.generation import SCHEDULE_REQUEST_S
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.ahead import AheadScheduler
@@ -32,7 +32,7 @@ from tests.sim.build import scheduler, spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.results.ranks import RankedRecording
+    from sim.results.fleet.ranks import RankedRecording
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.results.metrics import distribution_ms
-from sim.results.selection import percentiles
+from sim.results.tables.percentiles import percentiles
 
 pairs = st.lists(
     st.tuples(st.floats(0, 100, allow_nan=False), st.integers(0, 5)),

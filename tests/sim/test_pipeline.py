@@ -23,8 +23,8 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
 from sim.hardware.models.weights import count_parameters
-from sim.results.recorder import Recorder
-from sim.results.schedule import SCHEDULE_FILE
+from sim.results.recording.recorder import Recorder
+from sim.results.recording.schedule import SCHEDULE_FILE
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.generation import SCHEDULE_REQUEST_S
@@ -422,8 +422,8 @@ def test_a_priced_pipeline_is_no_slower_a_stage_than_the_whole() -> None:
 def test_a_step_that_ends_requests_has_them_whatever_is_in_flight(
     monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr("sim.results.step_log.CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr("sim.results.step_log.BATCH_ROWS", 2 * chunk_rows)
+    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.recording.step_log.BATCH_ROWS", 2 * chunk_rows)
     kept = run(3, rate=10.0).recording
     streaks = kept.streaks
     last = dict(zip(streaks.owner.tolist(), streaks.end.tolist(), strict=True))

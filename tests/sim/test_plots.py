@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from sim.results.step_table import ParquetSteps
+from sim.results.tables.steps import ParquetSteps
 from sim.views.plots import FIGURES, Tables, to_png
 from sim.views.plots.output import write_pngs
 from tests.sim.plot_tables import (

@@ -11,7 +11,7 @@ import pytest
 
 from sim import Results
 from sim.errors import ConfigError
-from sim.results.differences import differing
+from sim.results.summary.compared import differing
 from sim.views.plots import FIGURES
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.runs import Run, in_common, labels_of, looks_of

@@ -343,7 +343,7 @@ def test_a_fault_of_ours_is_not_hidden(
     def broken(*_: Any) -> None:
         raise ValueError("ours")
 
-    monkeypatch.setattr("sim.results.requests.RequestRows.add", broken)
+    monkeypatch.setattr("sim.results.recording.requests.RequestRows.add", broken)
     with pytest.raises(ValueError, match="ours"):
         kvsim(["run", str(config), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

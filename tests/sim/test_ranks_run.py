@@ -10,8 +10,8 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, ResultsError
+from sim.results.fleet.ranks import tables_of_rank
 from sim.results.folder import RunFolder
-from sim.results.ranks import tables_of_rank
 from sim.results.run import Results
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate

@@ -13,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.results import blocks
-from sim.results.blocks import BIN_EDGES_S, NUM_BINS, BlockTimes, DurationHistogram
+from sim.results.recording import blocks
+from sim.results.recording.blocks import (
+    BIN_EDGES_S,
+    NUM_BINS,
+    BlockTimes,
+    DurationHistogram,
+)
 from sim.simulation.extras import recording
 from sim.simulation.run import Simulation
 from tests.identity.random_configs import draw_case

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.results.schedule import ScheduleFile
+from sim.results.recording.schedule import ScheduleFile
 from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from sim.studies.conformance import DecisionDriver, first_difference, read_log
@@ -374,7 +374,7 @@ def test_recording_changes_no_result(config: Path, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_a_whole_file(
     config: Path, tmp_path: Path, interrupting: Callable[[str, int], None]
 ) -> None:
-    interrupting("sim.results.schedule.ScheduleFile.scheduled", 200)
+    interrupting("sim.results.recording.schedule.ScheduleFile.scheduled", 200)
     out = tmp_path / "out"
     one_by_one = options("--stepwise", "--set", "engine.async_scheduling=false")
     arguments = ["run", str(config), "--out", str(out), *one_by_one]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from sim.results import schema
 from sim.results.metrics import cache_and_queues
-from sim.results.parquet import StepsFile, copy_steps
-from sim.results.recorder import Recorder, Recording
-from sim.results.step_table import FrameSteps, ParquetSteps
+from sim.results.recording.recorder import Recorder, Recording
+from sim.results.tables.parquet import StepsFile, copy_steps
+from sim.results.tables.steps import FrameSteps, ParquetSteps
 from sim.scheduler.request import Request, RequestStatus
 from tests.sim.build import Run, spec
 from tests.sim.recorded import COST, StepByStep, Teller, Told, told
@@ -38,7 +38,7 @@ CHUNK_ROWS = 3
 def short_batches() -> Iterator[None]:
     """Make batches so short that a few steps fill several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("step_table", "step_log", "parquet"):
+        for module in ("tables.steps", "recording.step_log", "tables.parquet"):
             patch.setattr(f"sim.results.{module}.BATCH_ROWS", BATCH_ROWS)
         yield
 
@@ -81,8 +81,8 @@ def test_stretches_leave_the_same_bytes_as_single_steps(
 def test_columns_of_a_short_batch_are_made_at_once_and_told_when_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.results.step_log._LEAST_CHUNK_ROWS", 4)
-    monkeypatch.setattr("sim.results.step_log._MOST_ROWS_HELD", 24)
+    monkeypatch.setattr("sim.results.recording.step_log._LEAST_CHUNK_ROWS", 4)
+    monkeypatch.setattr("sim.results.recording.step_log._MOST_ROWS_HELD", 24)
     emitted: list[list[tuple[int, list[int]]]] = []
     num_made = []
     for puts_off in (False, True):
@@ -188,7 +188,7 @@ def ended(request_id: int, num_output: int, status: RequestStatus) -> Request:
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 100])
 def test_rows_of_requests(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> None:
-    monkeypatch.setattr("sim.results.requests._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.recording.requests._CHUNK_ROWS", chunk_rows)
     recorder = Recorder()
     requests = [
         ended(3, 5, RequestStatus.FINISHED_STOPPED),

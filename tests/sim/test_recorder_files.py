@@ -14,9 +14,9 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
 from sim.results import schema
-from sim.results.parquet import StepsFile
 from sim.results.schema import PERCENTILES
-from sim.results.step_table import ParquetSteps
+from sim.results.tables.parquet import StepsFile
+from sim.results.tables.steps import ParquetSteps
 from sim.simulation.simulate import simulate
 from tests.sim.commands import files
 
@@ -29,10 +29,10 @@ TABLES = ("steps.parquet", "requests.parquet", "preemptions.parquet", "itl.parqu
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a run of some hundred steps fill several batches."""
-    for module in ("step_table", "step_log", "parquet"):
+    for module in ("tables.steps", "recording.step_log", "tables.parquet"):
         monkeypatch.setattr(f"sim.results.{module}.BATCH_ROWS", 64)
-    monkeypatch.setattr("sim.results.parquet._ITL_BATCH_ROWS", 1000)
-    monkeypatch.setattr("sim.results.step_log.CHUNK_ROWS", 20)
+    monkeypatch.setattr("sim.results.run._ITL_BATCH_ROWS", 1000)
+    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", 20)
     return 64
 
 

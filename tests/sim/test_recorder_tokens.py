@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.results import schema
-from sim.results.requests import RequestRows
+from sim.results.recording.requests import RequestRows
+from sim.results.recording.tokens import InterTokenLatencies, Streaks, token_times
 from sim.results.schema import PERCENTILES
-from sim.results.selection import percentiles
-from sim.results.step_table import FrameSteps
-from sim.results.tokens import InterTokenLatencies, Streaks, token_times
+from sim.results.tables.percentiles import percentiles
+from sim.results.tables.steps import FrameSteps
 from sim.scheduler.request import RequestStatus
 from tests.sim.build import request_from_spec, spec
 
@@ -67,8 +67,8 @@ def test_latencies_and_times_of_tokens(
         ]
         streaks.add(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
-        patch.setattr("sim.results.step_table.BATCH_ROWS", batch_rows)
-        patch.setattr("sim.results.tokens.BATCH_ROWS", batch_rows)
+        patch.setattr("sim.results.tables.steps.BATCH_ROWS", batch_rows)
+        patch.setattr("sim.results.recording.tokens.BATCH_ROWS", batch_rows)
         patch.setattr("workloads.long_arrays.SPILLED_BYTES", batch_rows * 16)
         itl = InterTokenLatencies(steps, streaks)
         expected = [np.diff(end_s[sorted(each)]) for each in tokens]

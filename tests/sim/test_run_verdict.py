@@ -9,7 +9,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results.verdict import verdict_lines
+from sim.results.summary.verdict import verdict_lines
 from sim.simulation.run import Simulation
 from sim.views.notebook import summary_html
 

@@ -12,7 +12,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.results.summary_rows import summary_rows
+from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.simulation.workload import make_workload

@@ -16,7 +16,7 @@ from sim.errors import ConfigError, UserError
 from sim.hardware.capacity.sglang import default_fraction, defaults_of
 from sim.results import schema
 from sim.results.folder import RunFolder
-from sim.results.prefix_tree import mean_between
+from sim.results.recording.usage import mean_between
 from sim.scheduler.sglang.clocked import ClockedSglangScheduler
 from sim.scheduler.sglang.requests import ScheduleBatch, SglangOutput
 from sim.simulation.run import Simulation

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.errors import UserError
-from sim.results.summary import versions
+from sim.results.summary.provenance import versions
 from sim.studies.sweeps.ray_cluster import run_on_node
 from tests.shared import ROOT
 from tests.sim.commands import refused

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from sim.results import schema
 from sim.results.metrics import by_slo_class, sessions
-from sim.results.recorder import Recording
-from sim.results.table import ResultTable
-from sim.results.traffic import Traffic
+from sim.results.recording.recorder import Recording
+from sim.results.recording.traffic import Traffic
+from sim.results.tables.memory import ResultTable
 from tests.sim.build import spec
 from workloads.columns import RequestColumns
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine.sessions import FollowUps
-from sim.results.traffic import Traffic
+from sim.results.recording.traffic import Traffic
 from workloads import chained
 from workloads.chained import NONE, ChainedRequests
 from workloads.chains import gathered, has_chains, in_order

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from sim.cli.console import facts_table, number_table, output_console
-from sim.results.ranks import parts_of
+from sim.results.fleet.ranks import parts_of
 from sim.results.schema import SHOWN_STATISTICS
-from sim.results.summary_rows import (
-    clock,
-    latency_rows,
-    summary_rows,
-)
-from sim.results.verdict import verdict_lines
+from sim.results.summary.rows import clock, latency_rows, summary_rows
+from sim.results.summary.verdict import verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

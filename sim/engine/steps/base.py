@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.engine.pipeline import StepInFlight
-    from sim.results.recorder import Recorder
+    from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import Preemption, Scheduler, SchedulerOutput
     from sim.scheduler.request import Request
 

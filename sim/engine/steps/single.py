@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.sampling import last_num_tokens, running_order
 from sim.engine.steps.base import ByCount, Steps, no_length, queue_lengths
-from sim.results.step_log import pack_facts, pack_formed, pack_stretch
+from sim.results.recording.step_log import pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel, DecodeEnds, StepCost
     from sim.engine.beside import Beside
     from sim.engine.steps.base import Owner
-    from sim.results.recorder import Recorder
+    from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
+from sim.results.schema import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 from sim.serving.metrics.named import Named
 
 if TYPE_CHECKING:

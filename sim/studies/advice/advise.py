@@ -14,8 +14,8 @@ import numpy as np
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results.objectives import parse_objectives
-from sim.results.recorder import Recording
+from sim.results.recording.recorder import Recording
+from sim.results.summary.objectives import parse_objectives
 from sim.simulation.run import Simulation
 from sim.studies.advice.remedies import remedies_for
 from sim.studies.planning.binding import binding_of, facts_of, mean_facts
@@ -25,7 +25,7 @@ from sim.studies.sweeps.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.results.objectives import Objective
+    from sim.results.summary.objectives import Objective
     from sim.studies.advice.remedies import Remedy
     from sim.studies.sweeps.job import Executor
 

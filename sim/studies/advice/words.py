@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.results.verdict import quantity
+from sim.results.metrics import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
     from sim.simulation.run import Simulation
 
     Columns = Mapping[str, NDArray[Any]]

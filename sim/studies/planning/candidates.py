@@ -13,7 +13,7 @@ from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.gpus import load_gpu, price_name
 from sim.hardware.models.bundled import load_model
-from sim.results.differences import short_value
+from sim.results.summary.compared import short_value
 from sim.simulation.assemble import make_capacity, make_cost_model
 from sim.studies.planning.spec import WINDOW_S
 from sim.studies.planning.trial import scale_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from sim.results.differences import differing, short_value
+from sim.results.summary.compared import differing, short_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.metrics import SERVED
+from sim.results.recording.tokens import InterTokenLatencies, Streaks
 from sim.results.schema import LATENCIES
-from sim.results.selection import percentiles
-from sim.results.step_table import span_columns, spans_s
-from sim.results.tokens import InterTokenLatencies, Streaks
+from sim.results.tables.percentiles import percentiles
+from sim.results.tables.steps import span_columns, spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from sim.results.objectives import Objective
-    from sim.results.recorder import Recording
-    from sim.results.table import ResultTable
+    from sim.results.recording.recorder import Recording
+    from sim.results.summary.objectives import Objective
+    from sim.results.tables.memory import ResultTable
 
     Floats = NDArray[np.float64]
     Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]

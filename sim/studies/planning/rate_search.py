@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
     from sim.hardware.capacity import CapacityEstimate
-    from sim.results.objectives import Objective
+    from sim.results.summary.objectives import Objective
     from workloads.spec import RequestSpec
 
 Margin = Callable[[float], float]
 """From a rate to how far it misses the objectives: at most 0 where it holds, see
-`sim.results.objectives.Objective.margin`."""
+`sim.results.summary.objectives.Objective.margin`."""
 
 _NEAR = 1.1
 """Ends of a bracket so close that a line between their margins can be trusted."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
-from sim.results import summary
+from sim.results.summary.provenance import versions, workload_title
 from sim.simulation.pools import pools_of
 from sim.studies.planning.configurations import (
     config_path,
@@ -45,7 +45,7 @@ def plan_json(
     return {
         "format": PLAN_FORMAT,
         "traffic": {
-            "title": summary.workload_title(parse_config(dict(first.run)).workload),
+            "title": workload_title(parse_config(dict(first.run)).workload),
             "rate": study.target_rate,
             "rate_scale": first.scale,
             "rate_at_scale_1": study.base_rate,
@@ -78,7 +78,7 @@ def plan_json(
             name: _sensitivity(plans, name, found) for name, found in effects.items()
         },
         "notes": notes(study, plans),
-        "versions": summary.versions(),
+        "versions": versions(),
     }
 
 

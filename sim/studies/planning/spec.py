@@ -24,7 +24,7 @@ from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.gpus import price_name, priced_by_name
-from sim.results.objectives import Objective, parse_objectives
+from sim.results.summary.objectives import Objective, parse_objectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.simulation.workload import make_workload
 from sim.studies.planning.observation import (
     MAX_SHARE,

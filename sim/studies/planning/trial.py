@@ -11,8 +11,8 @@ import numpy as np
 from sim.config.tables import parse_config
 from sim.costs.at_bound import AtBound
 from sim.results.metrics import SERVED
-from sim.results.objectives import Objective
-from sim.results.step_table import MemorySteps
+from sim.results.summary.objectives import Objective
+from sim.results.tables.steps import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.planning.binding import STEP_COLUMNS, facts_of, mean_facts
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.engine.loop import Engine
-    from sim.results.recorder import Recording
-    from sim.results.table import ResultTable
+    from sim.results.recording.recorder import Recording
+    from sim.results.tables.memory import ResultTable
     from sim.simulation.pools import Pool
     from sim.studies.planning.observation import Sample
     from workloads.spec import RequestSpec

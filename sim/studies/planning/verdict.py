@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from sim.results.verdict import quantity
+from sim.results.metrics import quantity
 from sim.studies.planning.host_memory import host_memory_sentences
 from sim.studies.planning.outcome import cost_rank
 from sim.studies.planning.sizing import NO_PRICE

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.errors import OutputError
-from sim.results.table import to_arrow, to_arrow_texts
+from sim.results.tables.memory import to_arrow, to_arrow_texts
 from sim.studies.sweeps.expand import value_at
 
 if TYPE_CHECKING:

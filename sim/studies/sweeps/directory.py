@@ -10,7 +10,7 @@ import yaml
 
 from sim.errors import OutputError
 from sim.results.output import ResultFiles, output_directory, write_json, write_text
-from sim.results.summary import versions
+from sim.results.summary.provenance import versions
 from sim.studies.sweeps.supplies import digests, named_files
 
 if TYPE_CHECKING:

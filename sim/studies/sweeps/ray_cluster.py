@@ -11,7 +11,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from sim.errors import ConfigError, UserError
-from sim.results.summary import versions
+from sim.results.summary.provenance import versions
 from sim.studies.sweeps.job import Attempt, Attempts
 from sim.studies.sweeps.supplies import NOTHING, Supplies
 from sim.studies.sweeps.task import perform

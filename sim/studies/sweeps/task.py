@@ -22,7 +22,7 @@ from sim.config.plugins import refuse_as
 from sim.config.tables import parse_config
 from sim.config.trace_shelf import PackedShelf, keep_at_hand
 from sim.errors import UserError
-from sim.results.step_table import MemorySteps
+from sim.results.tables.steps import MemorySteps
 from sim.simulation.run import Simulation
 from sim.studies.sweeps.forks import STOP_SIGNALS
 from sim.studies.sweeps.job import Outcome

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.errors import UserError
+from sim.results.fleet.ranks import parts_of, tables_of_rank
 from sim.results.metrics import SERVED
-from sim.results.ranks import parts_of, tables_of_rank
-from sim.results.recorder import Recording
-from sim.results.step_table import span_columns, spans_s
+from sim.results.recording.recorder import Recording
+from sim.results.tables.steps import span_columns, spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+    from sim.results.fleet.ranks import RankTables
     from sim.results.folder import RunFolder
-    from sim.results.ranks import RankTables
     from sim.results.run import Results
-    from sim.results.step_table import StepTable
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
+    from sim.results.tables.steps import StepTable
 
     _OfEngine = Recording | RankTables | RunFolder
 

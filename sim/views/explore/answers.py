@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.results.compared import compared_lines
-from sim.results.objectives import parse_objectives
-from sim.results.verdict import quantity, verdict_lines
+from sim.results.metrics import quantity
+from sim.results.summary.compared import compared_lines
+from sim.results.summary.objectives import parse_objectives
+from sim.results.summary.verdict import verdict_lines
 from sim.views.explore.kept import live
 from sim.views.report.charts import Chart
 from sim.views.report.html import (

@@ -15,8 +15,8 @@ import numpy as np
 
 from sim.costs.base import STEP_PARTS
 from sim.results import schema
-from sim.results.recorder import Recording
-from sim.results.step_table import MemorySteps
+from sim.results.recording.recorder import Recording
+from sim.results.tables.steps import MemorySteps
 from sim.studies.planning.configurations import not_said, serve_command
 from sim.views.report.reduced import AVERAGED, STATES, Limits, Reduced, reduce_steps
 from sim.views.report.source import REQUESTS, Run

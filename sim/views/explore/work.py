@@ -21,7 +21,7 @@ from sim.config.plug import fault_in_user_code
 from sim.config.plugins import refuses_plugins
 from sim.config.tables import parse_config
 from sim.errors import UserError
-from sim.results.step_table import MemorySteps
+from sim.results.tables.steps import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import with_intervals
 from sim.studies.sweeps.task import SUMMED, begin

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from sim.results.step_table import BATCH_ROWS
-from sim.results.table import as_recorded, is_text
+from sim.results.tables.memory import as_recorded, is_text
+from sim.results.tables.steps import BATCH_ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,9 +22,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from sim.results.buckets import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 from sim.results.folder import lacks
 from sim.results.metrics import is_served
+from sim.results.schema import REQUEST_S, TOKEN_S, TTFT_S, one_two_five
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sim.results.step_table import span_columns, spans_s
+from sim.results.tables.steps import span_columns, spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
 
     Floats: TypeAlias = npt.NDArray[np.float64]
     Indices: TypeAlias = npt.NDArray[np.intp]

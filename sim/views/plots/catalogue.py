@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
+from sim.results.fleet.ranks import parts_of
 from sim.results.folder import kind_of
-from sim.results.ranks import parts_of
 from sim.results.run import Results
 from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables

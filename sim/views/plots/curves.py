@@ -16,7 +16,7 @@ from sim.views.plots.binning import Envelope, Medians, StepColumns, StepMeans, w
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats, Placed
 
 NUM_PIXEL_COLUMNS = 1400

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sim.results import schema
-from sim.results.step_table import span_columns, spans_s
+from sim.results.tables.steps import span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats
     from sim.views.plots.tables import Tables
 

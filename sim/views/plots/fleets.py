@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from sim.results.step_table import engines_in, span_columns, spans_s
+from sim.results.tables.steps import engines_in, span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.results.run import Results
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats
 
 _NUM_COLUMNS = 300

@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sim.results.group_usage import mean_blocks
-from sim.results.prefix_tree import mean_between
-from sim.results.summary_rows import layers_in_words
+from sim.results.recording.usage import mean_between
+from sim.results.summary.rows import layers_in_words
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
 from sim.views.plots.tables import column
@@ -83,7 +82,9 @@ def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
     layers = [
         (
             layers_in_words(kind),
-            100.0 * mean_blocks(rows, place, columns.edges_s) / num_blocks,
+            100.0
+            * mean_between(rows, "num_blocks", columns.edges_s, kind=place)
+            / num_blocks,
         )
         for place, kind in enumerate(kinds)
     ]

@@ -12,8 +12,7 @@ import matplotlib as mpl
 
 from sim.config.plug import did_you_mean
 from sim.errors import OutputError, UserError
-from sim.results.claims import claimed
-from sim.results.output import write_whole
+from sim.results.output import claimed, write_whole
 from sim.views.plots.style import house_style, to_png
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.results.pulls import PARTS, in_flight
+from sim.results.fleet.pulls import PARTS, in_flight
 from sim.views.plots import style
 from sim.views.plots.fleets import mean_usage
 

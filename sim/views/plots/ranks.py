@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.ranks import parts_of, tables_of_rank
+from sim.results.fleet.ranks import parts_of, tables_of_rank
 from sim.views.plots import FIGURES
 from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.fleets import engines_figure

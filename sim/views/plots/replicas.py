@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.results.run import Results
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
     from sim.views.plots.binning import Floats
 
 _NUM_SPANS = 100

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from sim.errors import ConfigError
-from sim.results.differences import differing, short_names
+from sim.results.summary.compared import differing, short_names
 from sim.views.plots.style import (
     Panels,
     add_steps,

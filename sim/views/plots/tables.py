@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.step_table import FrameSteps
+from sim.results.tables.steps import FrameSteps
 from sim.views.plots.binning import end_s
 from sim.views.plots.curves import curves_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.results.run import Results
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats
     from sim.views.plots.curves import Curves
 

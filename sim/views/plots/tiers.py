@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.transfers import LOADS
+from sim.results.recording.transfers import LOADS
 from sim.views.plots import style
 from sim.views.plots.tables import column, words
 

@@ -24,7 +24,7 @@ from sim.views.plots.binning import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.results.step_table import StepTable
+    from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats, Placed
 
     Batch = Mapping[str, Floats]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sim.results.folder import Columns
-    from sim.results.step_table import StepTable
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
+    from sim.results.tables.steps import StepTable
 
 MAX_RUNS: Final = 8
 """Runs of one page: so many colours and lines can be told apart."""

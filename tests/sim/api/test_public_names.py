@@ -12,7 +12,7 @@ import matplotlib as mpl
 import pytest
 
 import sim
-from sim.results import differences
+from sim.results.summary import compared
 from sim.views.plots.accessor import NamedFigures, RunPlots
 from tests.shared import ROOT
 
@@ -20,8 +20,8 @@ PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
 DOCUMENTED = {name: getattr(sim, name) for name in sim.__all__} | {
     "Results.load": sim.Results.load,
     "results.plot": RunPlots,
-    "flat": differences.flat,
-    "short_names": differences.short_names,
+    "flat": compared.flat,
+    "short_names": compared.short_names,
     "NamedFigures": NamedFigures,
 }
 

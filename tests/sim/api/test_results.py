@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from sim import Results, api, load_config, simulate, sweep
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, ResultsError
-from sim.results.recorder import Recorder
+from sim.results.recording.recorder import Recorder
 from sim.views.plots import FIGURES
 from sim.views.plots.style import to_png
 from tests.shared import ROOT

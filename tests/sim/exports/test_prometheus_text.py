@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.results.buckets import one_two_five
+from sim.results.schema import one_two_five
 from sim.studies.validation.readers import read
 from sim.views.exports.formats import export
 from sim.views.exports.prometheus import histogram

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.studies.planning.binding import binding_of, worst
 from sim.studies.planning.trial import Trial, perform
 

@@ -8,7 +8,7 @@ import pytest
 
 from sim.errors import ConfigError
 from sim.fleet.routers import ROUTERS
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.studies.planning.given import expanded
 from sim.studies.planning.routers import router_flags
 from sim.studies.planning.trial import Trial, perform

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
-from sim.results.objectives import parse_objectives
+from sim.results.summary.objectives import parse_objectives
 from sim.simulation.simulate import simulate
 from sim.studies.planning.observation import MAX_SHARE, warmup_share
 from sim.studies.planning.trial import (

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sim.costs.base import STEP_PARTS
-from sim.results.step_table import FrameSteps, ParquetSteps
+from sim.results.tables.steps import FrameSteps, ParquetSteps
 from sim.views.report.reduced import (
     AVERAGES,
     COLUMNS,

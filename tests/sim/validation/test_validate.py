@@ -13,7 +13,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.results.step_table import spans_s
+from sim.results.tables.steps import spans_s
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.validation import compare

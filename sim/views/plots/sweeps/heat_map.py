@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter
 
 from sim.config.plug import did_you_mean
-from sim.results.differences import short_names, short_value
+from sim.results.summary.compared import short_names, short_value
 from sim.views.plots.style import house_style, margins, short_number, titled_figure
 from sim.views.plots.sweeps.table import NotShownError
 

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.errors import ConfigError
-from sim.results.differences import short_names
 from sim.results.metrics import USAGE_PERCENTILES
 from sim.results.schema import OF_REQUESTS
+from sim.results.summary.compared import short_names
 from sim.views.plots import style
 from sim.views.plots.runs import looks_of
 from sim.views.plots.style import margins, titled_figure

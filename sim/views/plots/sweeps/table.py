@@ -11,8 +11,8 @@ import pandas as pd
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
-from sim.results.objectives import parse_objectives
-from sim.results.verdict import limits_ms_of
+from sim.results.summary.objectives import parse_objectives
+from sim.results.summary.verdict import limits_ms_of
 from sim.studies.sweeps.directory import RUNS, SPEC
 from sim.studies.sweeps.spec import SweepSpec
 from sim.views.plots.runs import in_common

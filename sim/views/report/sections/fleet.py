@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.results.compared import compared_lines
-from sim.results.fleets import rows
-from sim.results.pulls import PARTS, in_flight
-from sim.results.verdict import verdict_lines
+from sim.results.fleet.pulls import PARTS, in_flight
+from sim.results.fleet.summary import fleet_rows
+from sim.results.summary.compared import compared_lines
+from sim.results.summary.verdict import verdict_lines
 from sim.views.plots.fleets import mean_usage, pool_places
 from sim.views.report.charts import Axis, Bars, Chart, Heat, Line, Panel, Points, Stack
 from sim.views.report.html import (
@@ -32,7 +32,7 @@ from sim.views.report.sections.summary import numbers_table, served
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
     from sim.views.plots.binning import Floats
     from sim.views.report.charts import Series
     from sim.views.report.source import Run
@@ -62,7 +62,7 @@ def show_fleet_summary(runs: Sequence[Run]) -> Iterator[Markup]:
 def _sentences(run: Run) -> Iterator[Markup]:
     for line in verdict_lines(run.summary):
         yield element("strong", line)
-    for what, text in rows(run.summary):
+    for what, text in fleet_rows(run.summary):
         yield join([element("strong", f"{what[:1].upper()}{what[1:]}"), f": {text}."])
     yield from served(run)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.results.objectives import parse_objectives
 from sim.results.schema import LATENCIES, OF_REQUESTS, SHOWN_STATISTICS
+from sim.results.summary.objectives import parse_objectives
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.style import LOG_FROM_RATIO
 from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
@@ -25,8 +25,8 @@ from sim.views.report.looks import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sim.results.objectives import Objective
     from sim.results.schema import Latency
+    from sim.results.summary.objectives import Objective
     from sim.views.plots.binning import Floats
     from sim.views.report.charts import Dash, Symbol
     from sim.views.report.source import Run

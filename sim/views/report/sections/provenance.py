@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.results.differences import flat
+from sim.results.summary.compared import flat
 from sim.views.report.html import (
     Markup,
     bullets,

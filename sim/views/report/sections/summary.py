@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
-from sim.results.compared import compared_lines
 from sim.results.folder import read_json
-from sim.results.verdict import verdict_lines
+from sim.results.summary.compared import compared_lines
+from sim.results.summary.verdict import verdict_lines
 from sim.studies.advice.words import advice_lines, best_rows
 from sim.views.report.html import (
     Markup,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.results.transfers import LOADS
+from sim.results.recording.transfers import LOADS
 from sim.views.plots.tiers import moved_bytes
 from sim.views.report.charts import Axis, Chart, Line, Panel
 from sim.views.report.html import (
@@ -25,7 +25,7 @@ from sim.views.report.looks import Clock, colour, dash, name, symbol, tag
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
     from sim.views.plots.binning import Floats
     from sim.views.report.charts import Dash
     from sim.views.report.source import Run

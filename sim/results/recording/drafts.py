@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.recorder import Recorder, Recording
-from sim.results.step_table import spans_s
+from sim.results.recording.recorder import Recorder, Recording
+from sim.results.tables.steps import spans_s
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.results.step_table import Batch
+    from sim.results.tables.steps import Batch
     from sim.scheduler.request import Request
 
 _OF_STEPS = tuple(schema.DRAFT_STEPS)

@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING
 
 from cache.errors import require
 from sim.results import schema
-from sim.results.requests import PreemptionRows, RequestRows
-from sim.results.step_log import StepLog, UnkeptLog
-from sim.results.step_table import MemorySteps, frame_of
-from sim.results.tokens import InterTokenLatencies, Streaks
-from sim.results.totals import StepTotals
+from sim.results.recording.requests import PreemptionRows, RequestRows
+from sim.results.recording.step_log import StepLog, UnkeptLog
+from sim.results.recording.tokens import InterTokenLatencies, Streaks
+from sim.results.recording.totals import StepTotals
+from sim.results.tables.steps import MemorySteps, frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
-    from sim.results.group_usage import GroupUsage
-    from sim.results.prefix_tree import PrefixTreeUsage
-    from sim.results.step_table import Batch, StepSink, StepTable
-    from sim.results.table import ResultTable
+    from sim.results.recording.usage import GroupUsage, PrefixTreeUsage
+    from sim.results.tables.memory import ResultTable
+    from sim.results.tables.steps import Batch, StepSink, StepTable
     from sim.scheduler.base import Preemption, Scheduler
     from sim.scheduler.request import Request
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The tables of a run (`sim.results.schema`) and what the summary needs besides.
+    """The tables of a run (`sim.results.schema`), and totals for the summary.
 
     Parameters
     ----------
@@ -45,14 +44,14 @@ class Recording:
     occupancy_s
         Integral of the number of requests in the system over time (Little's law).
     group_table
-        One row a change of what kinds of KV cache groups hold, if there are several.
+        One row a change of a KV cache group's blocks, if there are several kinds.
     transfer_table, tier_table
-        One row a copy, and one a change of what the tier behind the pool holds, if
-        there is one.
+        One row a copy, and one a change of the contents of the tier behind the pool,
+        if there is one.
     fleet_table
         One row a time and pool, of a fleet.
     tree_table
-        One row a change of what a tree of prefixes holds, if there is one.
+        One row a change of a tree of prefixes, if there is one.
     """
 
     step_table: StepTable
@@ -109,15 +108,15 @@ class Recorder:
     Parameters
     ----------
     sink
-        Where steps go; into memory unless said otherwise.
+        Takes the steps; keeps them in memory unless said otherwise.
     keeps_steps
         Whether steps are kept at all; without them there are no totals either.
     groups
-        Takes what kinds of KV cache groups hold, if there are several.
+        Takes the blocks of kinds of KV cache groups, if there are several.
     tree
-        Takes what a tree of prefixes holds, if there is one.
+        Takes the tokens and nodes of a tree of prefixes, if there is one.
     front_end_s
-        What latencies have besides; see `RequestRows`.
+        Seconds that latencies have besides; see `RequestRows`.
     num_recorders
         How many there are in the run; of many, each collects less at a time.
 

@@ -9,19 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.results import schema
-from sim.results.step_table import BATCH_ROWS, ParquetSteps
-from sim.results.table import to_arrow
-from sim.results.tokens import token_times
+from sim.results.tables.memory import to_arrow
+from sim.results.tables.steps import BATCH_ROWS, ParquetSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sim.results.recorder import Recording
-    from sim.results.step_table import Batch, StepTable
-    from sim.results.table import ResultTable
+    from sim.results.tables.memory import ResultTable
+    from sim.results.tables.steps import Batch, StepTable
 
-_ITL_BATCH_ROWS = 4 * BATCH_ROWS
 _TYPES = {
     "int8": pa.int8(),
     "int64": pa.int64(),
@@ -147,16 +144,3 @@ def copy_steps(steps: StepTable, path: Path) -> None:
     with StepsFile(path, steps.kinds) as file:
         for batch in steps.batches(list(steps.kinds)):
             file.write(batch)
-
-
-def write_itl(recording: Recording, path: Path) -> None:
-    """Write when each token of the served requests came, in bounded memory.
-
-    Engines come one after another, where there are several.
-    """
-    with TableFile(path, schema.ITL) as file:
-        for part in recording.of_rank:
-            for batch in token_times(
-                part.step_table, part.streaks, path.parent, _ITL_BATCH_ROWS
-            ):
-                file.write(batch)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.results.columns import Columns
-from sim.results.selection import percentiles
-from sim.results.step_table import BATCH_ROWS
+from sim.results.tables.columns import Columns
+from sim.results.tables.percentiles import percentiles
+from sim.results.tables.steps import BATCH_ROWS
 from workloads.long_arrays import Collector, mapped, spilled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sim.results.columns import Array
-    from sim.results.step_table import StepTable
+    from sim.results.tables.columns import Array
+    from sim.results.tables.steps import StepTable
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

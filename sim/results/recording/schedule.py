@@ -76,7 +76,7 @@ class ScheduleFile:
     scheduler
         Whose steps are written.
     facts
-        For the header: what the lines are to be read with.
+        For the header: the sizes and limits by which lines are read.
 
     Raises
     ------
@@ -85,8 +85,8 @@ class ScheduleFile:
 
     Notes
     -----
-    The same run gives the same bytes, on either path. Memory is bounded by what the
-    engine holds.
+    The same run gives the same bytes, on either path. Memory is bounded by the requests
+    that the engine holds.
     """
 
     def __init__(self, path: Path, scheduler: Any, facts: Mapping[str, Any]) -> None:

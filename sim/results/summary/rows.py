@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.results import fleets, pulls
-from sim.results.drafts import draft_rows
-from sim.results.ranks import ONE, parts_of, waits_in_words
+from sim.results.fleet.pulls import pull_rows
+from sim.results.fleet.ranks import ONE, parts_of, waits_in_words
+from sim.results.fleet.summary import fleet_rows, pool_size
+from sim.results.recording.drafts import draft_rows
+from sim.results.recording.transfers import transfer_rows
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
-from sim.results.transfers import transfer_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,8 +49,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{_mean_usage(s)}, max {s['kv_cache_usage_max']:.1%}",
         ),
         *_ranks(s),
-        *fleets.rows(s),
-        *pulls.rows(s),
+        *fleet_rows(s),
+        *pull_rows(s),
         *_kv_groups(s),
         (
             "preemptions",
@@ -93,9 +94,9 @@ def _hits(summary: Mapping[str, Any]) -> str:
 
 
 def _pool(summary: Mapping[str, Any]) -> str:
-    """Say how large the pool is, in what its engine counts."""
+    """Say how large the pool is, in blocks or tokens as its engine counts."""
     if summary.get("max_total_num_tokens") is None:
-        sizes = dict.fromkeys(map(fleets.pool_size, summary.get("pools", ())))
+        sizes = dict.fromkeys(map(pool_size, summary.get("pools", ())))
         if len(sizes) > 1:
             return " and ".join(sizes)
         blocks = f"{summary['num_gpu_blocks']:,} blocks{_interval(summary)}"

@@ -1,4 +1,4 @@
-"""A fleet over time: replicas that are there, and what they have, pool by pool."""
+"""A fleet over time: its replicas and their requests, pool by pool."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Texts
-from sim.results.step_table import engines_in, span_columns, spans_s
-from sim.results.table import ResultTable
+from sim.results.tables.columns import Texts
+from sim.results.tables.memory import ResultTable
+from sim.results.tables.steps import engines_in, span_columns, spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sim.results.recorder import Recording
-    from sim.results.tokens import Floats, Integers
+    from sim.results.recording.recorder import Recording
+    from sim.results.recording.tokens import Floats, Integers
 
     Change = tuple[float, int, str]
     """When the replica at a place comes into a state."""
@@ -45,14 +45,14 @@ def times_of(duration_s: float) -> Floats:
 def state_spans(
     changes: Iterable[Change], num_places: int, end_s: float
 ) -> list[list[tuple[float, float, str]]]:
-    """Return by place from when until when a replica was in which state.
+    """Return by place the states of a replica: begin, end and name of each.
 
     Parameters
     ----------
     changes
         In order; all replicas are ready before.
     num_places
-        How many replicas there may be.
+        The most replicas that there can be.
     end_s
         Of the run.
     """
@@ -71,7 +71,7 @@ def state_spans(
 def absences(
     spans: Sequence[Sequence[tuple[float, float, str]]],
 ) -> list[list[list[float]]]:
-    """Return by place from when until when its replica served no request."""
+    """Return by place the spans in which its replica served no request."""
     found: list[list[list[float]]] = []
     for own in spans:
         joined: list[list[float]] = []
@@ -103,7 +103,7 @@ def series(
     spans
         See `state_spans`.
     held
-        From when until when requests waited for an engine to be there.
+        Spans in which requests waited for an engine to be there.
     duration_s
         Of the run.
     """

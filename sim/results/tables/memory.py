@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 def to_arrow(numbers: npt.NDArray[Any] | pa.Array) -> pa.Array:
     """Return integers or floats as an Arrow array that shares their memory.
 
-    What is one already comes back as it is.
+    An Arrow array comes back as it is.
     """
     if isinstance(numbers, pa.Array):
         return numbers
@@ -96,8 +96,8 @@ class Coded:
 class ResultTable(Mapping[str, Array]):
     """Columns by name, each an array; texts come as an array of objects.
 
-    A column in a file is mapped anew whenever it is asked for, so that what was read of
-    it is given back soon.
+    A column in a file is mapped anew whenever it is asked for, so that pages read of it
+    are given back soon.
 
     Parameters
     ----------

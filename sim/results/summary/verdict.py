@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.metrics import SERVED, goodput
+from sim.results.metrics import SERVED, goodput, quantity
 from sim.results.schema import LATENCIES, OF_REQUESTS
-from sim.results.selection import percentiles
+from sim.results.tables.percentiles import percentiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sim.results.objectives import Objective
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
+    from sim.results.summary.objectives import Objective
 
 _OF_REQUESTS = {each.key for each in OF_REQUESTS}
 _FAR = 10.0
@@ -130,11 +130,6 @@ def judged(
         goodput_share=good.get("goodput_share"),
         request_goodput=good.get("request_goodput"),
     )
-
-
-def quantity(value: float) -> str:
-    """Return a number with four digits, or all of those before its point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The workload's facts on its requests, beside what the engine did with them."""
+"""The workload's facts on its requests: sessions, turns and service levels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results import schema
-from sim.results.columns import Texts
+from sim.results.tables.columns import Texts
 from workloads.chained import NONE, ChainedRequests
 from workloads.columns import RequestColumns, numbers
 from workloads.long_arrays import ArrayFile, Collector, parts, spilled, taken
@@ -17,7 +17,7 @@ from workloads.long_arrays import ArrayFile, Collector, parts, spilled, taken
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
     from workloads.spec import RequestSpec
 
 Integers = npt.NDArray[np.integer[Any]]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sim.results import schema
-from sim.results.table import as_recorded, to_numpy
+from sim.results.tables.memory import as_recorded, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Columns, Texts
-from sim.results.table import ResultTable
-from sim.results.tokens import Streaks
+from sim.results.recording.tokens import Streaks
+from sim.results.tables.columns import Columns, Texts
+from sim.results.tables.memory import ResultTable
 from sim.scheduler.request import RequestStatus
 from workloads.long_arrays import Collector, chosen, parts_of, spilled, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sim.results.columns import Array
+    from sim.results.tables.columns import Array
     from sim.scheduler.base import Preemption
     from sim.scheduler.request import Request
 
@@ -42,7 +42,7 @@ _READ = (
     "num_cached_tokens",
     "num_recomputed_tokens",
 )
-"""What is read of a request that leaves."""
+"""Attributes that are read of a request that leaves."""
 _REQUEST_FACTS = {name: schema.REQUESTS.get(name, "int64") for name in _READ}
 _PREEMPTION_FACTS = {
     name: kind for name, kind in schema.PREEMPTIONS.items() if kind != "str"

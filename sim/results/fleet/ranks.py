@@ -13,25 +13,25 @@ import numpy as np
 import pyarrow as pa
 
 from sim.results import schema
-from sim.results.recorder import Recording
-from sim.results.step_table import MemorySteps, ParquetSteps
-from sim.results.table import ResultTable
-from sim.results.tokens import InterTokenLatencies
-from sim.results.totals import StepTotals
-from sim.results.transfers import OffloadRecorder, joined_tiers
+from sim.results.recording.recorder import Recording
+from sim.results.recording.tokens import InterTokenLatencies
+from sim.results.recording.totals import StepTotals
+from sim.results.recording.transfers import OffloadRecorder, joined_tiers
+from sim.results.tables.memory import ResultTable
+from sim.results.tables.steps import MemorySteps, ParquetSteps
 from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sim.results.folder import RunFolder
-    from sim.results.recorder import Recorder
-    from sim.results.step_table import Batch, StepSink, StepTable, WrittenSteps
-    from sim.results.tokens import Floats, Integers
+    from sim.results.recording.recorder import Recorder
+    from sim.results.recording.tokens import Floats, Integers
+    from sim.results.tables.steps import Batch, StepSink, StepTable, WrittenSteps
     from sim.scheduler.request import Request
 
 Part = Literal["rank", "engine"]
-"""What the engines of a run are; the column that says which one a row is of."""
+"""The kind of a run's engines, and the column that numbers them in each table."""
 
 
 ONE: Mapping[Part, str] = {"rank": "a rank", "engine": "an engine"}
@@ -55,10 +55,10 @@ def waits_in_words(summary: Mapping[str, Any]) -> str:
 
 
 class _SharedSink:
-    """Where the steps of all ranks go: batch by batch, each of one rank.
+    """The sink of the steps of all ranks: batch by batch, each of one rank.
 
     `kinds` are its columns; in memory they are asked for with the first batch, when
-    engines have said what their steps are.
+    the columns of every engine are known.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class _SharedSink:
 
 
 class _RankSink:
-    """Says of every step which rank took it, and how long it waited for others."""
+    """Adds to each step its rank, and the seconds that it waited for others."""
 
     def __init__(
         self, shared: _SharedSink, rank: int, waits_s: Sequence[float]
@@ -165,17 +165,17 @@ class _OwnSteps:
 
 
 class RankRecorders:
-    """The recorders of all ranks; to a run what a `Recorder` is.
+    """The recorders of all ranks, in the place of the one `Recorder` of a run.
 
     Parameters
     ----------
     of_rank
         The recorder of each.
     waits_s
-        By rank what each step waited for others, filled by the time steps are emitted;
-        None of those that wait for none.
+        By rank the seconds that each step waited for others, filled by the time steps
+        are emitted; None for engines that wait for no other.
     part
-        What the engines are.
+        The kind of the engines.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RankRecorders:
 
     @property
     def sink(self) -> StepSink:
-        """Where steps of all ranks go."""
+        """The sink of the steps of all ranks."""
         return self._shared.sink
 
     @sink.setter
@@ -261,7 +261,7 @@ class RankRecorders:
 
 @dataclass(frozen=True)
 class RankedRecording(Recording):
-    """A run's tables with the rank of each row, and what each rank recorded."""
+    """A run's tables with the rank of each row, and the recording of each rank."""
 
     parts: tuple[Recording, ...] = ()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.results.table import Coded
+from sim.results.tables.memory import Coded
 from workloads.long_arrays import ArrayFile, parts
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 _FIRST_ROWS = 1024
 _INT32 = np.iinfo(np.int32)
 SPILLED_BYTES = 1 << 22
-"""Of a column in memory; what comes before goes to a file."""
+"""Of a column in memory; earlier rows go to a file."""
 
 
 class Columns:
@@ -73,7 +73,7 @@ class _Column:
             self._spill()
             until = len(values)
         if until > len(self._values):
-            # What is not written to costs no memory yet, as with np.resize it would.
+            # Rows not written to cost no memory yet, as with np.resize they would.
             room = np.empty(until + until // 2, self._values.dtype)
             room[: self._num_rows] = self._rows
             self._values = room
@@ -94,7 +94,7 @@ class _Column:
                 self._file.append(some)
 
     def _spill(self) -> None:
-        """Move what is in memory to the end of the file."""
+        """Move the rows in memory to the end of the file."""
         if self._file is None:
             self._file = ArrayFile(self._values.dtype)
         self._file.append(self._rows)

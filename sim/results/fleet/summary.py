@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.metrics import cache_and_queues, latencies, throughput
-from sim.results.ranks import waits_in_words
-from sim.results.verdict import quantity
+from sim.results.fleet.ranks import waits_in_words
+from sim.results.metrics import cache_and_queues, latencies, quantity, throughput
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from sim.config.engine import EngineConfig
     from sim.config.fleet import PricesTable
     from sim.config.tables import RunConfig
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
 
 
 def gpus_of(engine: EngineConfig) -> str:
@@ -29,7 +28,7 @@ def gpus_of(engine: EngineConfig) -> str:
     return f"{number} x {name}" if number > 1 else name
 
 
-def title(config: RunConfig) -> str:
+def fleet_title(config: RunConfig) -> str:
     """Return engines, GPUs and router in words."""
     assert config.fleet is not None
     num_engines = config.fleet.num_engines
@@ -112,7 +111,7 @@ def gpu_hours(
     Parameters
     ----------
     engines, pools
-        What each did.
+        Their numbers.
     up_s
         By engine, seconds in which it held its GPUs.
     prices
@@ -142,7 +141,7 @@ def gpu_hours(
     return told
 
 
-def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def fleet_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a fleet as (name, text); none without one."""
     if not (engines := summary.get("engines")):
         return []

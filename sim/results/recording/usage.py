@@ -1,4 +1,4 @@
-"""How many blocks each kind of KV cache group holds, as it changes."""
+"""Blocks of groups and tokens of prefix trees over time: a row for each change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.table import ResultTable
+from sim.results.tables.memory import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class GroupUsage:
         self._num_blocks = array("q")
 
     def note(self, now_s: float, num_used_blocks: list[int]) -> None:
-        """Take note of what each group holds right after a scheduler call."""
+        """Take note of the blocks of each group right after a scheduler call."""
         self._noted_s.append(now_s)
         self._noted.extend(num_used_blocks)
         if len(self._noted_s) >= _MOST_NOTED:
@@ -81,22 +81,61 @@ class GroupUsage:
         return ResultTable(columns, schema.KV_CACHE_GROUPS)
 
 
-def mean_blocks(rows: Any, kind: int, edges_s: Floats) -> Floats:
-    """Return how many blocks a kind held between edges, on average over time.
+class PrefixTreeUsage:
+    """Tokens and nodes of the tree, and the ratio: a row for each change of the tree.
+
+    The ratio falls a little with each decode, and rises where requests are retracted
+    or none is left: a row has its value at a change of the tree.
+    """
+
+    def __init__(self) -> None:
+        self._last = (-1, -1, -1)
+        self._times_s = array("d")
+        self._counts = array("q")
+        self._ratios = array("d")
+
+    def note(self, now_s: float, counts: tuple[int, int, int], ratio: float) -> None:
+        """Take note of evictable tokens, protected ones and nodes after a call."""
+        if counts == self._last:
+            return
+        self._last = counts
+        self._times_s.append(now_s)
+        self._counts.extend(counts)
+        self._ratios.append(ratio)
+
+    def table(self) -> ResultTable:
+        """Return the rows, in order of time."""
+        counts = np.frombuffer(self._counts, np.int64).reshape(-1, 3)
+        names = ("num_evictable_tokens", "num_protected_tokens", "num_tree_nodes")
+        columns = {
+            "time_s": np.frombuffer(self._times_s, np.float64),
+            **{name: counts[:, at] for at, name in enumerate(names)},
+            "new_token_ratio": np.frombuffer(self._ratios, np.float64),
+        }
+        return ResultTable(columns, schema.PREFIX_TREE)
+
+
+def mean_between(
+    rows: Any, name: str, edges_s: Floats, *, kind: int | None = None
+) -> Floats:
+    """Return the mean of a column between edges, each value until the next row.
 
     Parameters
     ----------
     rows
-        Columns of `sim.results.schema.KV_CACHE_GROUPS`.
-    kind
-        Place in ``capacity.kv_cache_groups`` of the summary.
+        Columns of `sim.results.schema.KV_CACHE_GROUPS` or `PREFIX_TREE`.
+    name
+        Of the column; it is 0 before the first row.
     edges_s
         From 0 on, ascending.
+    kind
+        Place in ``capacity.kv_cache_groups`` of the summary: rows of others do not
+        count.
     """
-    is_own = np.asarray(rows["kind"]) == kind
-    times_s = np.concatenate([[0.0], np.asarray(rows["time_s"])[is_own]])
-    blocks = np.concatenate([[0], np.asarray(rows["num_blocks"])[is_own]])
+    own = slice(None) if kind is None else np.asarray(rows["kind"]) == kind
+    times_s = np.concatenate([[0.0], np.asarray(rows["time_s"])[own]])
+    values = np.concatenate([[0], np.asarray(rows[name])[own]])
     times_s = np.append(times_s, max(edges_s[-1], times_s[-1]))
-    integral = np.append(0.0, np.cumsum(np.diff(times_s) * blocks))
-    held: Floats = np.diff(np.interp(edges_s, times_s, integral)) / np.diff(edges_s)
-    return held
+    integral = np.append(0.0, np.cumsum(np.diff(times_s) * values))
+    mean: Floats = np.diff(np.interp(edges_s, times_s, integral)) / np.diff(edges_s)
+    return mean

@@ -149,7 +149,7 @@ def _sorted_out(
     ranges: list[_Range],
     shift: int,
 ) -> dict[int, float]:
-    """Return the values at the ranks, by sorting what `ranges` hold."""
+    """Return the values at the ranks, by sorting the values in `ranges`."""
     held: list[tuple[list[Floats], list[Weights]]] = [([], []) for _ in ranges]
     for values, weights in batches():
         leading = _leading(values, shift)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sim.costs.base import StepCost, pricer_of
 from sim.results import schema
-from sim.results.step_table import BATCH_ROWS
+from sim.results.tables.steps import BATCH_ROWS
 from sim.scheduler.base import CacheUsage, stored_tokens
 from sim.scheduler.batch import BatchShape
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from sim.costs.base import CostModel, StepPricer
-    from sim.results.step_table import Batch
+    from sim.results.tables.steps import Batch
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -38,8 +38,8 @@ FACTS = (
     "num_quiet_steps",
 )
 """The words of a packed row: columns of `sim.results.schema.STEPS`, the counts of its
-shape, and how many steps it stands for if it is a stretch, else 0. What is in none
-(costs, sums) follows from them."""
+shape, and how many steps it stands for if it is a stretch, else 0. Costs and sums
+follow from them."""
 
 _CODES = {"int64": "q", "float64": "d"}
 _AT = {name: index for index, name in enumerate(FACTS)}
@@ -94,7 +94,7 @@ Its logical tokens are those of requests that do not run.
 pack_formed = _packer_of(_OF_FORMED_STEP)
 """From `_OF_FORMED_STEP` to the row of a step without an object, which moves no blocks.
 
-What is missing of the cache in both follows; see `StepLog.describe_pool`.
+Usage and stored tokens follow in both; see `StepLog.describe_pool`.
 """
 
 _COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
@@ -147,8 +147,7 @@ class StepLog:
         Instead, for each of them physical and logical blocks and logical tokens, where
         these do not follow from it.
     costs
-        For each step outside of them what the cost model said, if it prices step by
-        step.
+        The price of each step outside of them, if the cost model prices step by step.
     finished
         Index in the log, and how many requests the output of that step finished; below
         0 for steps before the latest `flush`.
@@ -392,7 +391,7 @@ class StepLog:
         self._num_rows -= begin
 
     def _typed(self, rows: slice) -> Batch:
-        """Return rows as what they are."""
+        """Return rows with the types of their columns."""
         kinds = _COLUMNS.items()
         batch: Batch = {
             name: column[rows].view(kind)
@@ -431,9 +430,9 @@ class UnkeptLog(StepLog):
 def _zero_columns(num_rows: int) -> list[Words]:
     """Return a column for each of `_COLUMNS`.
 
-    What stays zero is never touched, and so takes no memory. An array each: one for all
-    would come in huge pages, which take several times as long to be written for the
-    first time where a virtual machine has to find them.
+    A column that stays zero is never touched, and so takes no memory. An array each:
+    one for all would come in huge pages, which take several times as long to be written
+    for the first time where a virtual machine has to find them.
     """
     return [np.zeros(num_rows, np.uint64) for _ in _COLUMNS]
 

@@ -1,4 +1,4 @@
-"""Pulls of decoders from prefillers, and the parts of a TTFT."""
+"""Prompts that one engine computes for another: pulls, and the parts of a TTFT."""
 
 from __future__ import annotations
 
@@ -9,23 +9,53 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Texts
 from sim.results.metrics import distribution_ms
-from sim.results.table import ResultTable
-from sim.results.transfers import busy_s
+from sim.results.recording.drafts import DraftRecorder
+from sim.results.recording.recorder import Recorder
+from sim.results.recording.transfers import busy_s
+from sim.results.tables.columns import Texts
+from sim.results.tables.memory import ResultTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from sim.results.recorder import Recording
+    from sim.results.recording.recorder import Recording
     from sim.scheduler.request import Request
 
 PARTS: Final = ("queue", "prefill", "transfer", "decode")
 """Of a TTFT, in the order in which a request goes through them."""
 
 _NUM_FACTS: Final = 7
+
+
+class PromptRecorder(Recorder):
+    """A `Recorder` of an engine whose requests go on to another one.
+
+    Attributes
+    ----------
+    num_prompts, num_prompt_tokens
+        Prompts computed for others, and their tokens.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.num_prompts = 0
+        self.num_prompt_tokens = 0
+
+    def finished(self, requests: Sequence[Request], num_later_steps: int = 0) -> None:
+        """Take note of prompts that were computed; another engine has their rows."""
+        for request in requests:
+            self.moved(request)
+            self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_prompts += len(requests)
+        row = len(self.steps.ends_s) - 1 - num_later_steps
+        self.steps.finished.append((row, len(requests)))
+
+
+class DraftPromptRecorder(PromptRecorder, DraftRecorder):
+    """A `PromptRecorder` of a fleet in which some engines verify drafts."""
 
 
 class Prompt(Protocol):
@@ -63,7 +93,7 @@ class Read(Protocol):
 
     @property
     def source(self) -> Any:
-        """The producer's side, which has a place."""
+        """The producer's side of the link; it has a place."""
         ...
 
     @property
@@ -222,7 +252,7 @@ def in_flight(
     return times_s[order], np.cumsum(changes[order])
 
 
-def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def pull_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the parts of TTFTs, where prefill and decode are apart."""
     if (split := summary.get("ttft_split")) is None:
         return

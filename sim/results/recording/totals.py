@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.results.step_table import spans_s
+from sim.results.tables.steps import spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from sim.results.step_table import Batch
+    from sim.results.tables.steps import Batch
 
 _AVERAGED = ("kv_cache_usage", "num_running", "num_waiting")
 _USAGE = "kv_cache_usage"
@@ -42,7 +42,7 @@ class StepTotals:
     max
         Largest value of the columns that are averaged; 0 without steps.
     total
-        Sum of the columns that count what a scheduler call did.
+        Sum of the columns that count blocks and tokens moved by scheduler calls.
     has_bounds
         Whether the cost model knew bounds of any step.
     num_engines
@@ -138,7 +138,7 @@ class StepTotals:
         percent
             Share of the time in percent, above 0.
         duration_s
-            Length of the run; what is no step counts as an empty cache.
+            Length of the run; time outside of steps counts as an empty cache.
         """
         spent_s = self._usage_s.copy()
         whole_s = duration_s * self.num_engines

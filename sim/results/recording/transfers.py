@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.columns import Texts
-from sim.results.recorder import Recorder, Recording
-from sim.results.table import ResultTable
+from sim.results.recording.recorder import Recorder, Recording
+from sim.results.tables.columns import Texts
+from sim.results.tables.memory import ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cache.tiers import SecondaryTier, TierHierarchy
     from cache.tiers.hierarchy import InFlight
-    from sim.results.step_table import Batch
+    from sim.results.tables.steps import Batch
     from sim.scheduler.v1.connectors.base import TransferJob
 
     Floats = npt.NDArray[np.float64]
@@ -90,7 +90,7 @@ class TransferLog:
         self._note(now_s, (used, writing, reading, *behind))
 
     def note_gone(self, now_s: float) -> None:
-        """Take note that the host is gone, and what only this engine has behind it.
+        """Take note that the host is gone, with all tiers that only this engine has.
 
         It is no sooner than the latest change.
         """

@@ -1,0 +1,1 @@
+"""Results of several engines: the ranks of one, or a fleet."""

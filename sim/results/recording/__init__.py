@@ -1,0 +1,1 @@
+"""The facts of a run, taken down as they come."""

@@ -1,0 +1,1 @@
+"""The summary of a run, its verdict, and how both are told."""

@@ -1,0 +1,215 @@
+"""Several runs side by side: settings that differ, and the better run in a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sim.results.metrics import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class _Number(NamedTuple):
+    words: str
+    unit: str
+    is_more_better: bool = False
+
+
+_JUDGED: Final = {
+    "p95_ttft_ms": _Number("p95 TTFT", "ms"),
+    "p95_tpot_ms": _Number("p95 TPOT", "ms"),
+    "p95_e2el_ms": _Number("p95 E2E", "ms"),
+    "output_throughput": _Number("output tokens/s", "", is_more_better=True),
+}
+"""Numbers of a summary by which runs are judged, by key."""
+_ALIKE: Final = 0.01
+"""Numbers within this share of each other are the same."""
+_MOST_KEYS: Final = 3
+
+Values = dict[str, list[float]]
+
+
+def compared_lines(
+    names: Sequence[str],
+    configs: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield a sentence on the better of several runs, and one on their settings.
+
+    Runs that keep their objectives are better than those that do not; among equals it
+    takes latencies and throughput that are all at least as good.
+    """
+    verdicts = [each.get("verdict") for each in summaries]
+    holds = [verdict is not None and bool(verdict["holds"]) for verdict in verdicts]
+    places = list(range(len(names)))
+    told = ""
+    if any(verdicts) and len(set(holds)) > 1:
+        places = [place for place in places if holds[place]]
+        verb = "keeps its" if len(places) == 1 else "keep their"
+        kept = _listed([names[place] for place in places])
+        others = "the other does" if len(names) == len(places) + 1 else "the others do"
+        told = f"{kept} {verb} objectives; {others} not."
+    if len(places) > 1:
+        told = f"{told} {_better(names, summaries, places)}".strip()
+    yield told
+    yield _differences(configs)
+
+
+def _better(
+    names: Sequence[str], summaries: Sequence[Mapping[str, Any]], places: Sequence[int]
+) -> str:
+    values = {
+        key: [float(summaries[place][key]) for place in places]
+        for key in _JUDGED
+        if all(summaries[place].get(key) is not None for place in places)
+    }
+    best = {key: _best_places(key, values) for key in values}
+    moved = [key for key in best if len(best[key]) < len(places)]
+    if not moved:
+        return "None is better: latencies at p95 and throughput are within 1 %."
+    everywhere = set.intersection(*best.values())
+    if everywhere:
+        first = min(everywhere)
+        told = "; ".join(_against(key, values[key], first) for key in moved)
+        if len(everywhere) == 1:
+            return f"{names[places[first]]} is better: {told}."
+        both = _listed([names[places[place]] for place in sorted(everywhere)])
+        return f"{both} are better: {told}."
+    said = [
+        f"{names[places[min(best[key])]]} has the "
+        f"{'most' if _JUDGED[key].is_more_better else 'least'} {_JUDGED[key].words}"
+        f" ({_against_numbers(key, values[key], min(best[key]))})"
+        for key in moved
+    ]
+    return f"None is better in all: {'; '.join(said)}."
+
+
+def _best_places(key: str, values: Values) -> set[int]:
+    """Return the places whose number is as good as the best, within 1 %."""
+    numbers = values[key]
+    if _JUDGED[key].is_more_better:
+        top = max(numbers)
+        return {i for i, number in enumerate(numbers) if number >= top * (1 - _ALIKE)}
+    least = min(numbers)
+    return {i for i, number in enumerate(numbers) if number <= least * (1 + _ALIKE)}
+
+
+def _against(key: str, numbers: Sequence[float], first: int) -> str:
+    return f"{_JUDGED[key].words} {_against_numbers(key, numbers, first)}"
+
+
+def _against_numbers(key: str, numbers: Sequence[float], first: int) -> str:
+    """Return a number, its unit, and the others from next best to worst."""
+    others = sorted([*numbers[:first], *numbers[first + 1 :]])
+    if _JUDGED[key].is_more_better:
+        others.reverse()
+    told = f"{quantity(numbers[first])} {_JUDGED[key].unit}".strip()
+    return f"{told} against {_listed([quantity(each) for each in others])}"
+
+
+def _differences(configs: Sequence[Mapping[str, Any]]) -> str:
+    found = differing(configs)
+    if not found:
+        return "Their configurations are the same."
+    names = short_names(list(found))
+    if len(found) > _MOST_KEYS:
+        return f"They differ in {len(found)} settings: {_listed(list(names.values()))}."
+    said = (
+        f"{names[key]} ({', '.join(short_value(value) for value in values)})"
+        for key, values in found.items()
+    )
+    return f"They differ in {_listed(list(said))}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+# -- settings ------------------------------------------------------------------------
+
+_MISSING = object()
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return plain data with dotted keys: one entry for every value that is no table.
+
+    Examples
+    --------
+    >>> flat({"engine": {"gpu": "h200_sxm", "watermark": None}, "seed": 0})
+    {'engine.gpu': 'h200_sxm', 'engine.watermark': None, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the keys in which configurations differ, and the value of each of them.
+
+    Keys are dotted, in the order in which they first come; None where one has none.
+    """
+    tables = [flat(config) for config in configs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    found = {key: [table.get(key, _MISSING) for table in tables] for key in keys}
+    return {
+        key: [None if value is _MISSING else value for value in values]
+        for key, values in found.items()
+        if len({_text(value) for value in values}) > 1
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is _MISSING else json.dumps(value, sort_keys=True, default=str)
+
+
+def short_value(value: Any) -> str:
+    """Return a value in few words: of a table its kind and keys, of a path the file.
+
+    Examples
+    --------
+    >>> short_value({"kind": "/home/me/my.py:InTurn", "most_times": 2})
+    'my.py:InTurn most_times=2'
+    >>> short_value("/home/me/my.py:InTurn"), short_value("lru"), short_value(None)
+    ('my.py:InTurn', 'lru', 'null')
+    """
+    if isinstance(value, dict):
+        rest = (f"{k}={short_value(v)}" for k, v in value.items() if k != "kind")
+        kind = [short_value(value["kind"])] if "kind" in value else []
+        return " ".join([*kind, *rest])
+    if isinstance(value, str):
+        return value.rpartition("/")[2] if ".py:" in value else value
+    return json.dumps(value, default=str)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the shortest ends of dotted keys that tell them apart.
+
+    Examples
+    --------
+    >>> short_names(["engine.gpu", "workload.a.name", "workload.b.name"])
+    {'engine.gpu': 'gpu', 'workload.a.name': 'a.name', 'workload.b.name': 'b.name'}
+    >>> short_names(["fleet.router.kind", "fleet.pools.0.replicas"])
+    {'fleet.router.kind': 'router.kind', 'fleet.pools.0.replicas': 'replicas'}
+    """
+    return {key: _short(key, keys) for key in keys}
+
+
+_OF_WHAT = frozenset({"kind", "name", "path"})
+"""Keys that say nothing without their table."""
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    parts = key.split(".")
+    for num in range(1 + (parts[-1] in _OF_WHAT), len(parts)):
+        if parts[-num].isdigit():
+            continue
+        end = ".".join(parts[-num:])
+        if sum(f".{other}".endswith(f".{end}") for other in keys) == 1:
+            return end
+    return key

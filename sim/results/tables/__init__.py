@@ -1,0 +1,1 @@
+"""Result tables in memory and on disk."""
