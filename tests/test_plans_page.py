@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from sim.results.summary.objectives import parse_objectives
-from sim.studies.planning.given import expanded
+from sim.studies.planning.phases.named_fleets import expanded
 from sim.studies.planning.spec import PlanConfig, load_plan
 from tests.shared import ROOT
 

@@ -12,8 +12,8 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.simulation.simulate import simulate
-from sim.studies.planning.candidates import candidates_of
-from sim.studies.planning.sensitivity import levers_of
+from sim.studies.planning.phases.candidates import candidates_of
+from sim.studies.planning.phases.sensitivity import levers_of
 from sim.studies.planning.spec import load_plan
 from sim.studies.sweeps.expand import Sweep, check_runs
 from sim.studies.sweeps.spec import load_sweep

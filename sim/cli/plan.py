@@ -13,7 +13,7 @@ from sim.cli.main import EXIT_INTERRUPTED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.studies.planning.answers import AnswerFile
+    from sim.studies.planning.phases.progress import AnswerFile
     from sim.studies.planning.solve import PlanResult, PlanStopped
     from sim.studies.planning.spec import PlanConfig
 
@@ -119,7 +119,7 @@ def _written(
 def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
     """Return the answers to go on from, or an empty file for those to come."""
     from sim.errors import ConfigError
-    from sim.studies.planning.answers import AnswerFile
+    from sim.studies.planning.phases.progress import AnswerFile
 
     named = directory if directory.name not in {"", ".."} else directory.resolve()
     path = named.parent / f"{named.name}.answers.jsonl"

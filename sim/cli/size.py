@@ -108,8 +108,8 @@ def size(
     write
         Keep the plan in this file: 'kvsim plan FILE' runs it with figures and files.
     """
+    from sim.studies.planning.answer.verdict import verdict_of
     from sim.studies.planning.sizing import SizeQuestion, plan_of
-    from sim.studies.planning.verdict import verdict_of
 
     options.check_workers(workers)
     limits = {

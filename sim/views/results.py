@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sim.costs import crossover as comparison
 from sim.results import run
 from sim.studies.planning import solve
-from sim.studies.planning.verdict import Verdict, verdicts_of
+from sim.studies.planning.answer.verdict import Verdict, verdicts_of
 from sim.studies.prefixes import report as prefixes
 from sim.studies.validation import run as validation
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.studies.planning.tasks import observe, request_of
+from sim.studies.planning.search.tasks import observe, request_of
 from sim.studies.sweeps.job import Job
 from sim.studies.sweeps.local import LocalExecutor
 

@@ -25,7 +25,7 @@ from sim.studies.conformance import driver_of, first_difference
 from sim.studies.conformance.conform import Comparison, Coverage
 from sim.studies.conformance.random_sglang import random_sglang_workload
 from sim.studies.conformance.workload import DecisionWorkload, parse_workload
-from sim.studies.planning.configurations import serve_command
+from sim.studies.planning.answer.configurations import serve_command
 from sim.views.plots.memory import kv_cache_usage
 from sim.views.plots.tables import Tables
 from tests.shared import ROOT, shared

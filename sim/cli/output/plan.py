@@ -8,10 +8,10 @@ from rich.text import Text
 
 from sim.cli.console import WIDTH, output_console, table_or_lines
 from sim.cli.output.size import verdict_parts
-from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import is_noise, is_unclear, shown_confidence
-from sim.studies.planning.sensitivity import RESOURCE_WORDS
-from sim.studies.planning.verdict import verdicts_of
+from sim.studies.planning.answer.file import labels
+from sim.studies.planning.answer.verdict import verdicts_of
+from sim.studies.planning.phases.outcome import is_noise, is_unclear, shown_confidence
+from sim.studies.planning.phases.sensitivity import RESOURCE_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sim.studies.planning.verdict import Verdict
+    from sim.studies.planning.answer.verdict import Verdict
 
 
 def print_size(

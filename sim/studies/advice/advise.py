@@ -18,8 +18,8 @@ from sim.results.recording.recorder import Recording
 from sim.results.summary.objectives import parse_objectives
 from sim.simulation.run import Simulation
 from sim.studies.advice.remedies import remedies_for
-from sim.studies.planning.binding import binding_of, facts_of, mean_facts
-from sim.studies.planning.tasks import natural_rate
+from sim.studies.planning.search.binding import binding_of, facts_of, mean_facts
+from sim.studies.planning.search.tasks import natural_rate
 from sim.studies.sweeps.job import Job
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def remedies_for(
 ) -> list[Remedy]:
     """Return the changes that fit the resource that binds, the free ones first.
 
-    `facts` are those of `sim.studies.planning.binding.facts_of`, and
+    `facts` are those of `sim.studies.planning.search.binding.facts_of`, and
     ``loses_prefixes``: the share of runs that evict what later prompts may begin with.
     """
     return [

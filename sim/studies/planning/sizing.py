@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,24 @@ from sim.config.files import override
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError, UserError
-from sim.hardware.gpus import load_gpu
+from sim.hardware.capacity.arguments import parse_engine_version, resolve_batch
+from sim.hardware.gpus import GIB, load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.simulation.assemble import make_capacity
 from sim.simulation.workload import make_workload
-from sim.studies.planning.fitting import misfit_of
-from sim.studies.planning.spec import parse_plan
-from sim.studies.planning.tasks import natural_rate
+from sim.studies.planning.search.tasks import natural_rate
+from sim.studies.planning.spec import NO_PRICE, parse_plan
 from workloads.plain import parse_yaml
 from workloads.traces import guess_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.config.engine import EngineConfig
     from sim.studies.planning.spec import PlanConfig
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 """Ranks that are tried where the question names none: those of a node."""
-
-NO_PRICE = "GPU-hours"
-"""Currency of a plan whose only GPU has no price."""
 
 _SHORTLIST = 3
 """A recommendation and two alternatives."""
@@ -38,11 +37,14 @@ _NUM_REQUESTS = (900, 3000)
 _SECONDS = 90.0
 _WINDOWS = 10
 """A trace shorter than ten minutes is resampled in so many parts of it."""
+_ROOMY = 64
+"""Times the memory of a GPU, so that a model's need there can be counted."""
+MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SizeQuestion:
-    """Asks what serves traffic within objectives at the least cost.
+    """A question: which engines serve traffic within objectives at the least cost.
 
     Parameters
     ----------
@@ -163,7 +165,7 @@ def _workload(question: SizeQuestion) -> dict[str, Any]:
         return _trace(question, question.trace)
     if None in lengths or question.rate is None:
         raise ConfigError(
-            "say what the traffic is: --input-tokens, --output-tokens and --rate, or "
+            "describe the traffic: --input-tokens, --output-tokens and --rate, or "
             "--trace FILE"
         )
     return {
@@ -270,3 +272,90 @@ def _candidates(
             raise refusals[0]
         raise CapacityError("; ".join(misfits))
     return tables, misfits
+
+
+# -- models that do not fit ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why an engine has no room for its model.
+
+    Parameters
+    ----------
+    gpu, tensor_parallel_size
+        The configuration that was tried.
+    needed_gib, usable_gib
+        Of a GPU: weights and a step's memory, and the memory that the engine may use.
+    fits_from
+        The least number of ranks, a power of two, on which it fits; None for none.
+    """
+
+    gpu: str
+    tensor_parallel_size: int
+    needed_gib: float
+    usable_gib: float
+    fits_from: int | None
+
+    def sentence(self, model: str) -> str:
+        more = self.needed_gib - self.usable_gib
+        remedy = (
+            f"it fits from tensor_parallel_size {self.fits_from}"
+            if self.fits_from is not None
+            else f"nor does it on any number of ranks up to {MOST_RANKS}"
+        )
+        return (
+            f"{model} does not fit {self.tensor_parallel_size} x {self.gpu}: a GPU "
+            f"lacks {more:.1f} GiB (weights and a step take {self.needed_gib:.1f}, the "
+            f"engine may use {self.usable_gib:.1f}); {remedy}"
+        )
+
+
+def misfit_of(engine: EngineConfig) -> Misfit | None:
+    """Return by how much an engine's model does not fit, or None if it does.
+
+    Raises CapacityError for a fault that no memory would mend, such as heads that the
+    ranks do not divide.
+    """
+    if fits(engine):
+        return None
+    model, gpu = load_model(engine.model), load_gpu(engine.gpu)
+    tokens, seqs = resolve_batch(
+        model,
+        gpu,
+        parse_engine_version(engine.version),
+        max_model_len=engine.max_model_len,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+    )
+    limits = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
+    roomy = replace(gpu, memory_bytes=gpu.memory_bytes * _ROOMY)
+    there = make_capacity(engine.model_copy(update=limits), model, roomy)
+    needed = there.requested_bytes - there.left_bytes + 2 * there.block_bytes
+    return Misfit(
+        gpu.name,
+        engine.tensor_parallel_size,
+        needed / GIB,
+        gpu.memory_bytes * engine.gpu_memory_utilization / GIB,
+        _fits_from(engine),
+    )
+
+
+def fits(engine: EngineConfig) -> bool:
+    try:
+        make_capacity(engine, load_model(engine.model), load_gpu(engine.gpu))
+    except CapacityError:
+        return False
+    return True
+
+
+def _fits_from(engine: EngineConfig) -> int | None:
+    ranks = engine.tensor_parallel_size * 2
+    while ranks <= MOST_RANKS:
+        try:
+            if fits(engine.model_copy(update={"tensor_parallel_size": ranks})):
+                return ranks
+        except ConfigError:  # heads that so many ranks do not divide
+            return None
+        ranks *= 2
+    return None

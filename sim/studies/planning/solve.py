@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sim.results.output import ResultFiles, write_json, write_text
-from sim.studies.planning.configurations import configurations
-from sim.studies.planning.course import Course
-from sim.studies.planning.planner import Planner, expected_questions
-from sim.studies.planning.report import plan_json
-from sim.studies.planning.study import StoppedError, Study
-from sim.studies.planning.verdict import verdicts_of
+from sim.studies.planning.answer.configurations import configurations
+from sim.studies.planning.answer.report import plan_json
+from sim.studies.planning.answer.verdict import verdicts_of
+from sim.studies.planning.phases.planner import Planner, expected_questions
+from sim.studies.planning.phases.progress import Course
+from sim.studies.planning.phases.study import StoppedError, Study
 from sim.studies.sweeps import session
 from sim.studies.sweeps.job import Job
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sim.studies.planning.answers import AnswerFile
+    from sim.studies.planning.phases.progress import AnswerFile
     from sim.studies.planning.spec import PlanConfig
     from sim.studies.sweeps.job import Executor
 
@@ -102,7 +102,7 @@ def executor_for(
     plan: PlanConfig, workers: int | None = None, address: str | None = None
 ) -> Executor:
     """Return the executor of a plan; its traces are read once, here."""
-    # The configuration of some candidate: what all of them read is in it.
+    # The configuration of some candidate: all read the same traces and profiles.
     chosen = {key: values[0] for key, values in plan.tables[0].items()}
     workload = {k: v for k, v in plan.workload.model_dump().items() if v is not None}
     run = {

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 WINDOW_S = 60.0
 """Windows in which a trace is resampled, unless a plan says otherwise."""
 
+NO_PRICE = "GPU-hours"
+"""Currency of a plan whose only GPU has no price."""
+
 _NO_AXES = ("pipeline_parallel_size", "admission_check")
-
-
 _PER_MORE = ("per_host_gib_hour", "per_link_gb_s_hour")
 _PRICE_KEYS = ("currency", "date", "note", "per_gpu_hour", *_PER_MORE)
 
@@ -120,12 +121,17 @@ def per_million(cost_per_hour: float, tokens_per_s: float) -> float | None:
     return cost_per_hour / (tokens_per_s * 3600.0) * 1_000_000.0
 
 
+def as_router(given: Any) -> dict[str, Any]:
+    """Return the table of a router that may be named by its kind alone."""
+    return dict(given) if isinstance(given, dict) else {"kind": given}
+
+
 class SearchConfig(ConfigTable):
     """How the highest rate is looked for.
 
     ``curve`` are shares of that rate at which latencies are drawn. With a ``shortlist``
-    only so many candidates are searched beyond their pilot runs: those that these say
-    serve the traffic at the least cost.
+    only so many candidates are searched beyond their pilot runs: those that serve the
+    traffic at the least cost by these runs.
     """
 
     num_seeds: Annotated[int, Field(ge=3, le=1000)] = 9
@@ -145,7 +151,7 @@ class SearchConfig(ConfigTable):
     @model_serializer(mode="wrap")
     def _said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         told: dict[str, Any] = dump(self)
-        if self.shortlist is None:  # plans without one say what they always said
+        if self.shortlist is None:  # the bytes of plans without one do not change
             del told["shortlist"]
         return told
 
@@ -167,7 +173,7 @@ class SearchConfig(ConfigTable):
 class ReplicasConfig(ConfigTable):
     """How the plan's traffic is shared out, and how surely it must be served.
 
-    ``routers`` stand before the replicas: the first says how many are needed, the
+    ``routers`` stand before the replicas: the first decides how many are needed, the
     others are compared with it where that costs least. Without any it is ``by``.
     """
 
@@ -265,7 +271,7 @@ class PlanConfig(ConfigTable):
 
 
 def _check_table(table: dict[str, Any], engine: Kind) -> None:
-    """Check one table of candidates against what all have in common."""
+    """Check one table of candidates against the keys that all have in common."""
     for key, values in table.items():
         _check_axis(key, values)
         if key in engine:

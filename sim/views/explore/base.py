@@ -16,7 +16,7 @@ from sim.config.tables import RunConfig, load_data, parse_config
 from sim.errors import ConfigError
 from sim.results.folder import kind_of
 from sim.simulation.pools import pools_of
-from sim.studies.planning.candidates import candidates_of
+from sim.studies.planning.phases.candidates import candidates_of
 from sim.studies.planning.spec import load_plan
 from sim.studies.sweeps.job import Job
 from sim.studies.sweeps.supplies import gather

@@ -17,7 +17,7 @@ from sim.costs.base import STEP_PARTS
 from sim.results import schema
 from sim.results.recording.recorder import Recording
 from sim.results.tables.steps import MemorySteps
-from sim.studies.planning.configurations import not_said, serve_command
+from sim.studies.planning.answer.configurations import not_said, serve_command
 from sim.views.report.reduced import AVERAGED, STATES, Limits, Reduced, reduce_steps
 from sim.views.report.source import REQUESTS, Run
 from workloads.sums import added

@@ -22,7 +22,7 @@ from sim.errors import ResultsError, UserError
 from sim.results.fleet.ranks import parts_of
 from sim.results.folder import kind_of
 from sim.results.run import Results
-from sim.studies.planning.file import read_plan
+from sim.studies.planning.answer.file import read_plan
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.drafts import drafts
 from sim.views.plots.fleets import engines_figure

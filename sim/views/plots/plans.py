@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
-from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import is_noise, noise_word, shown_confidence
+from sim.studies.planning.answer.file import labels
+from sim.studies.planning.phases.outcome import is_noise, noise_word, shown_confidence
 from sim.views.plots import style
 
 if TYPE_CHECKING:

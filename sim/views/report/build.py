@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.errors import OutputError, ResultsError
 from sim.results.folder import kind_of
 from sim.results.output import write_whole
-from sim.studies.planning.file import read_plan
+from sim.studies.planning.answer.file import read_plan
 from sim.views.report.html import Markup, element, paragraph
 from sim.views.report.looks import tag
 from sim.views.report.page import Figures, page

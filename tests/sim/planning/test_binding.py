@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sim.results.summary.objectives import parse_objectives
-from sim.studies.planning.binding import binding_of, worst
-from sim.studies.planning.trial import Trial, perform
+from sim.studies.planning.search.binding import binding_of, worst
+from sim.studies.planning.search.trial import Trial, perform
 
 OBJECTIVES = parse_objectives({"p95_ttft_ms": 1000})
 

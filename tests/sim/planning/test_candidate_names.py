@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.studies.planning.candidates import candidates_of
-from sim.studies.planning.host_memory import host_memory_sentences
+from sim.studies.planning.answer.verdict import host_memory_sentences
+from sim.studies.planning.phases.candidates import candidates_of
 from sim.studies.planning.spec import load_plan
 from tests.sim.planning.plans import small, written
 

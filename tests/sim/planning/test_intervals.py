@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.studies.planning.outcome import bootstrap_interval, median_interval
+from sim.studies.planning.phases.outcome import bootstrap_interval, median_interval
 from workloads.streams import Streams
 
 NUM_PLANS, NUM_SEEDS = 400, 9

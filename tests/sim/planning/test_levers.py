@@ -11,8 +11,8 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.batch import BatchShape
 from sim.simulation.assemble import make_cost_model
-from sim.studies.planning.candidates import candidates_of
-from sim.studies.planning.sensitivity import levers_of
+from sim.studies.planning.phases.candidates import candidates_of
+from sim.studies.planning.phases.sensitivity import levers_of
 from sim.studies.planning.spec import parse_plan
 from tests.sim.planning.plans import small
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from sim.cli.output.plan import plan_lines
 from sim.hardware.gpus import GPUS
 from sim.hardware.models.bundled import bundled_models
-from sim.studies.planning.names import labels
+from sim.studies.planning.answer.file import labels
 from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.sweeps import SWEEP_FIGURES
 from sim.views.plots.sweeps.table import SweepRuns, read_sweep

@@ -11,8 +11,8 @@ from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
 from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
+from sim.studies.planning.answer.verdict import verdicts_of
 from sim.studies.planning.solve import PLAN_FILES
-from sim.studies.planning.verdict import verdicts_of
 from tests.sim.planning.plans import (
     STEP_S,
     BackToFront,

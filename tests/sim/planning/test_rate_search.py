@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.studies.planning.rate_search import find_threshold
+from sim.studies.planning.search.threshold import find_threshold
 
 
 @given(

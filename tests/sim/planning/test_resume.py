@@ -11,8 +11,7 @@ import pytest
 from sim.cli import console
 from sim.cli.main import run as kvsim
 from sim.studies.planning import solve as solving
-from sim.studies.planning.answers import AnswerFile
-from sim.studies.planning.course import Course, Expected
+from sim.studies.planning.phases.progress import AnswerFile, Course, Expected
 from sim.studies.planning.spec import load_plan
 from sim.studies.sweeps.local import SerialExecutor
 from tests.sim.planning.plans import Stopping, small, written

@@ -9,10 +9,10 @@ import pytest
 from sim.errors import ConfigError
 from sim.fleet.routers import ROUTERS
 from sim.results.summary.objectives import parse_objectives
-from sim.studies.planning.given import expanded
-from sim.studies.planning.routers import router_flags
-from sim.studies.planning.trial import Trial, perform
-from sim.studies.planning.verdict import verdicts_of
+from sim.studies.planning.answer.configurations import router_flags
+from sim.studies.planning.answer.verdict import verdicts_of
+from sim.studies.planning.phases.named_fleets import expanded
+from sim.studies.planning.search.trial import Trial, perform
 from tests.sim.planning.plans import small, solved
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sim.config.tables import parse_config
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.simulation.assemble import make_capacity
-from sim.studies.planning.configurations import not_said, serve_command
+from sim.studies.planning.answer.configurations import not_said, serve_command
 from tests.sim.test_config import minimal
 
 

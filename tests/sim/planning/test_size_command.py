@@ -10,10 +10,10 @@ import yaml
 
 from sim.cli.main import run as kvsim
 from sim.errors import ConfigError
-from sim.studies.planning import trial
+from sim.studies.planning.answer.verdict import Verdict, verdict_of
+from sim.studies.planning.search import trial
 from sim.studies.planning.sizing import SizeQuestion, default_prices, plan_of
 from sim.studies.planning.solve import solve
-from sim.studies.planning.verdict import Verdict, verdict_of
 from sim.studies.sweeps.local import SerialExecutor
 from tests.shared import ROOT
 from tests.sim.commands import refused
@@ -250,7 +250,7 @@ ASK = ["--rate", "3", "--input-tokens", "9", "--output-tokens", "9", "--p95-ttft
         ),
         (
             ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", "--p95-ttft", "1s"],
-            "say what the traffic is",
+            "describe the traffic",
         ),
         (
             [*MODEL, *ASK[2:], "--rate=-5"],

@@ -12,8 +12,8 @@ import pytest
 from sim.config.tables import parse_config
 from sim.results.summary.objectives import parse_objectives
 from sim.simulation.simulate import simulate
-from sim.studies.planning.observation import MAX_SHARE, warmup_share
-from sim.studies.planning.trial import (
+from sim.studies.planning.search.observation import MAX_SHARE, warmup_share
+from sim.studies.planning.search.trial import (
     Trial,
     is_overloaded,
     perform,
@@ -175,7 +175,7 @@ def test_a_part_comes_as_densely_as_the_whole(monkeypatch: pytest.MonkeyPatch) -
     _, every = requests_of(trial)
     half = replace(trial, part=0.5)
     assert len(requests_of(half)[1]) == len(every)  # few are never divided
-    monkeypatch.setattr("sim.studies.planning.trial._LEAST_PART", 10)
+    monkeypatch.setattr("sim.studies.planning.search.trial._LEAST_PART", 10)
     num_some = len(every) // 2
     _, some = requests_of(half)
     assert [r.arrival_s for r in some] == [r.arrival_s for r in every[:num_some]]
@@ -190,7 +190,7 @@ def test_a_part_warms_up_as_long_as_the_whole(
     share: float, part: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But more than a quarter of it only counts as little as the plan says."""
-    monkeypatch.setattr("sim.studies.planning.trial._LEAST_PART", 10)
+    monkeypatch.setattr("sim.studies.planning.search.trial._LEAST_PART", 10)
     run = run_of(20.0)
     trial = Trial(run, parse_objectives({"mean_ttft_ms": 1}), share, part=part)
     num_some = len(requests_of(trial)[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.studies.planning.names import labels
+from sim.studies.planning.answer.file import labels
 from sim.views.plots.plans import load_points
 from tests.sim.commands import refused
 from tests.sim.planning.plans import small, written

@@ -48,8 +48,8 @@ def bound_by(run: Run) -> str:
     """Return the bound that kept a run from being faster: room first, then time.
 
     Requests that wait although a step has tokens to spare, or that are preempted, would
-    be served if there were more of what they wait for; `sim.studies.planning.binding`
-    asks in the same order. Otherwise it is what steps spend their time on.
+    be served if there were more places or blocks; a plan asks in the same order
+    (`sim.studies.planning.search.binding`). Otherwise steps' largest parts bind.
     """
     if not run.steps.num_steps:
         return "Nothing ran: there is not a single step."

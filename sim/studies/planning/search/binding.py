@@ -1,4 +1,4 @@
-"""Which resource binds: where the time of an engine went, and what it waited for."""
+"""The resource that binds an engine: shares of its time, and reasons of its waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.weights import weight_tensors
-from sim.studies.planning.observation import last_arrival_s, steps_inside
+from sim.studies.planning.search.observation import last_arrival_s, steps_inside
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ STEP_COLUMNS = (
     "num_batched_tokens",
     "kv_cache_usage",
 )
-"""What plans read of steps: 112 bytes each, of which an idle engine takes millions."""
+"""Columns that plans read of steps: 112 bytes each, and an idle engine has millions."""
 
 _PARTS = tuple(name for name in STEP_COLUMNS if name.endswith("_s"))
 _FULL = 0.95
@@ -73,13 +73,13 @@ def facts_of(
     """Return shares of time between the warm-up and the last arrival.
 
     ``time_*`` are shares by resource of the time that requests spend in the system, so
-    that a step counts for each of them: what is slow in bursts, when most of them feel
-    it, weighs as much as percentiles of latency let it. Products are shared out between
-    compute and bandwidth as a smooth roofline has them: with T tokens and T* where
-    both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the time
-    that requests spent waiting by what they waited for: a place among the running
-    (``seqs``), the step's token budget (``tokens``), blocks (``kv``). Of data-parallel
-    ranks they are means over the ranks.
+    that a step counts for each of them: slow steps in bursts weigh as much as in
+    percentiles of latency, since most requests feel them. Products are shared out
+    between compute and bandwidth as a smooth roofline has them: with T tokens and T*
+    where both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the
+    time that requests spent waiting: for a place among the running (``seqs``), for the
+    step's token budget (``tokens``), for blocks (``kv``). Of data-parallel ranks they
+    are means over the ranks.
     """
     c = steps_inside(recording, warmup_s, STEP_COLUMNS)
     busy_s = max(float(c["held_s"].sum()), 1e-300)
@@ -165,7 +165,7 @@ def binding_of(
     """Return the resource that binds an engine at the highest rate that it holds.
 
     Room binds before time: requests that wait although the step has tokens to spare,
-    or that are preempted, would be served if there were more of what they wait for.
+    or that are preempted, would be served if there were more places or blocks.
     Otherwise the step takes as long as its largest part; so it does where most of it is
     swapping, which a full cache only begins. `objective` is the one that fails first;
     None where the queue itself does.

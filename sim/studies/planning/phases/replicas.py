@@ -10,27 +10,25 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Fleet, Routed, updated
-from sim.studies.planning.sensitivity import cheapest
-from sim.studies.planning.study import PART
+from sim.studies.planning.phases.outcome import Routed, num_held, updated
+from sim.studies.planning.phases.sensitivity import cheapest
+from sim.studies.planning.phases.study import PART
+from sim.studies.planning.search import tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.study import Answer, Study
+    from sim.studies.planning.phases.outcome import CandidatePlan, Fleet
+    from sim.studies.planning.phases.study import Answer, Study
 
 
 FAR = 1.5
-"""Times the most replicas: what takes more of them is not simulated."""
+"""Times the most replicas: candidates that take more of them are not simulated."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """The search for the fewest replicas of one candidate that do.
+    """The search for the fewest replicas of one candidate that serve the traffic.
 
     Starts where the rates say, and walks: up while they do not hold, down while they
     do, until both sides of the step are known. The seeds whose traffic is heaviest are
@@ -47,8 +45,7 @@ class _Count:
     """By number of replicas, then by place of the seed."""
 
     def num_held(self, number: int) -> int:
-        margins = [point["margin"] for point in self.points.get(number, {}).values()]
-        return sum(margin is not None and margin <= 0 for margin in margins)
+        return num_held(self.points.get(number, {}).values())
 
     def misses(self, number: int) -> bool:
         """Return whether too many seeds have missed."""
@@ -106,7 +103,7 @@ def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]
 
 
 def with_routers(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Return the plans with what other routers do for the cheapest of each model."""
+    """Return the plans, the cheapest of each model with fleets behind each router."""
     found = []
     best = cheapest(plans, study.target_rate).values()
     for each in best if len(study.routers) > 1 else ():
@@ -165,7 +162,7 @@ def _count(study: Study, each: CandidatePlan, router: Mapping[str, Any]) -> _Cou
 
 
 def _spares(study: Study, count: _Count) -> Iterator[tuple[_Count, int, list[int]]]:
-    """Yield a fleet with a few more: what latency a little more money buys."""
+    """Yield a fleet with a few more, for the latency that a little more money buys."""
     spare, fewest = study.plan.replicas.spare, count.fewest()
     if spare and fewest is not None:
         yield count, fewest + spare, count.left(fewest + spare)
@@ -193,14 +190,7 @@ def _fleet(study: Study, count: _Count, number: int) -> Fleet | None:
     points = [point for _, point in sorted(count.points.get(number, {}).items())]
     if not points:
         return None
-    name = f"{number} of {count.each.candidate.name}"
-    return Fleet(
-        num_replicas=number,
-        holds=count.num_held(number),
-        num_seeds=len(points),
-        values=study.intervals(points, name),
-        tokens_per_s=float(np.median([point["tokens_per_s"] for point in points])),
-    )
+    return study.fleet(number, points, f"{number} of {count.each.candidate.name}")
 
 
 def _shared_out(study: Study, count: _Count, number: int) -> dict[str, Any]:
@@ -213,7 +203,7 @@ def _shared_out(study: Study, count: _Count, number: int) -> dict[str, Any]:
 def _simulate(
     study: Study, asked: Sequence[tuple[_Count, int, list[int]]], part: float = 1.0
 ) -> None:
-    """Simulate so many replicas of each, with some seeds, and take down what came."""
+    """Simulate so many replicas of each, with some seeds, and keep their points."""
     groups = [
         [
             study.request(

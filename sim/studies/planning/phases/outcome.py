@@ -11,8 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.studies.planning.binding import Binding
-    from sim.studies.planning.candidates import Candidate
+    from sim.studies.planning.phases.candidates import Candidate
+    from sim.studies.planning.search.binding import Binding
     from workloads.streams import Streams
 
 Point = dict[str, Any]
@@ -26,7 +26,7 @@ class Interval(NamedTuple):
     low: float
     high: float
     confidence: float
-    """Probability that the interval holds what it is about, over repeated plans."""
+    """Probability, over repeated plans, that the interval holds the true value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,16 @@ class Fleet:
     tokens_per_s: float
     """Generated, all replicas."""
 
+    def serves(self, share_of_seeds: float) -> bool:
+        """Return whether the objectives were met in enough of the seeds."""
+        return self.holds >= share_of_seeds * self.num_seeds - 1e-9
+
+
+def num_held(points: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many of the observations met the objectives."""
+    margins = [point["margin"] for point in points]
+    return sum(margin is not None and margin <= 0 for margin in margins)
+
 
 @dataclass(frozen=True, slots=True)
 class Routed:
@@ -70,14 +80,14 @@ class Routed:
 
     router: Mapping[str, Any]
     fewest: Fleet | None
-    """The smallest number of replicas that does; None if too many are needed."""
+    """The smallest number of replicas that serves it; None if too many are needed."""
     alike: Fleet | None
     """As many replicas as behind the first router."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePlan:
-    """All that a plan says of a candidate."""
+    """The findings of a plan on a candidate."""
 
     candidate: Candidate
     status: str = "ok"
@@ -163,9 +173,9 @@ class Effect:
 
 
 def is_noise(effect: Mapping[str, Any]) -> bool:
-    """Return whether an effect of ``plan.json`` is none that could be told from noise.
+    """Return whether an effect of ``plan.json`` cannot be told from noise.
 
-    Plans of before told no ``noise``: what moved at all counts as an effect.
+    In plans without ``noise``, as they were before, any change counts as an effect.
     """
     return bool(abs(effect["rate_gain"]) <= effect.get("noise", 0.0))
 

@@ -15,8 +15,8 @@ from sim.results.summary.objectives import Objective
 from sim.results.tables.steps import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
-from sim.studies.planning.binding import STEP_COLUMNS, facts_of, mean_facts
-from sim.studies.planning.observation import (
+from sim.studies.planning.search.binding import STEP_COLUMNS, facts_of, mean_facts
+from sim.studies.planning.search.observation import (
     MAX_SHARE,
     last_arrival_s,
     sample_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sim.results.recording.recorder import Recording
     from sim.results.tables.memory import ResultTable
     from sim.simulation.pools import Pool
-    from sim.studies.planning.observation import Sample
+    from sim.studies.planning.search.observation import Sample
     from workloads.spec import RequestSpec
     from workloads.splitting import SplitBy
 
@@ -116,7 +116,7 @@ class Observation:
     has_bounds: bool
     """Whether the cost model knows bounds of a step."""
     facts: dict[str, float]
-    """Where time and room went, see `sim.studies.planning.binding`."""
+    """Where time and room went, see `sim.studies.planning.search.binding`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-ready: an infinite margin is None."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _REQUEST_COLUMNS = ("ttft_s", "tpot_s", "e2el_s", "queue_s", "num_preemptions")
 _NUM_BINS = 100
 MAX_SHARE = 0.25
-"""Most of a run that is given up: what starts later than that is traffic, not start."""
+"""Most of a run that is given up: a change later than that is traffic, not start."""
 _USAGE_SCALE = 1_000_000_000
 """Time is a weight in whole nanoseconds, as percentiles want it."""
 
@@ -54,7 +54,7 @@ class Sample:
 def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sample:
     """Return the part of a run, cut short or not, that begins after the warm-up.
 
-    Inter-token latencies cost time, so that they are had only where they are wanted.
+    Inter-token latencies cost time: they are counted only where an objective asks.
     """
     requests = recording.request_table
     arrival_s = requests["arrival_s"]
@@ -199,7 +199,7 @@ def mean_life_s(requests: ResultTable) -> float:
 def warmup_share(runs: Sequence[Floats]) -> float:
     """Return the share of a run to leave out, by MSER on the mean of several runs.
 
-    The truncation that leaves the smallest standard error of the mean of what remains
+    The truncation that leaves the smallest standard error of the mean of the rest
     (White, 1997): too short a warm-up leaves a slope, too long a one leaves little.
     `runs` have `numbers_in_system` of the same traffic with other seeds, which average
     out the bursts.

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.simulation.pools import pools_of
-from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Fleet
-from sim.studies.planning.routers import as_router
+from sim.studies.planning.search import tasks
+from sim.studies.planning.spec import as_router
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from sim.config.tables import RunConfig
-    from sim.studies.planning.study import Study
+    from sim.studies.planning.phases.outcome import Fleet
+    from sim.studies.planning.phases.study import Study
 
 _WARMUP_SHARE = 0.05
 
@@ -41,6 +39,13 @@ class GivenFleet:
     @property
     def config(self) -> RunConfig:
         return parse_config(dict(self.run))
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of all pools."""
+        fleet = self.config.fleet
+        assert fleet is not None
+        return fleet.num_engines
 
 
 def expanded(table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -100,17 +105,10 @@ def given_fleets(study: Study) -> list[GivenFleet]:
     ]
     answers = study.ask("fleets", tasks.observe, groups) if running else []
     seen = {
-        each.name: _seen(study, each, points)
+        each.name: study.fleet(each.num_engines, points, each.name)
         for each, points in zip(running, answers, strict=True)
     }
-    return [
-        each
-        if each.reason
-        else GivenFleet(
-            *(each.name, each.run, each.cost_per_hour, each.num_gpus), seen[each.name]
-        )
-        for each in fleets
-    ]
+    return [replace(each, seen=seen.get(each.name)) for each in fleets]
 
 
 def _fleets_of(study: Study, table: Mapping[str, Any]) -> Iterator[GivenFleet]:
@@ -144,21 +142,3 @@ def _fleets_of(study: Study, table: Mapping[str, Any]) -> Iterator[GivenFleet]:
         except (CapacityError, ConfigError) as error:
             reason = " ".join(str(error).split())
         yield GivenFleet(name, run, cost_per_hour, num_gpus, reason=reason)
-
-
-def _seen(study: Study, each: GivenFleet, points: Sequence[Mapping[str, Any]]) -> Fleet:
-    margins = [point["margin"] for point in points]
-    assert each.config.fleet is not None
-    return Fleet(
-        num_replicas=each.config.fleet.num_engines,
-        holds=sum(margin is not None and margin <= 0 for margin in margins),
-        num_seeds=len(points),
-        values=study.intervals([dict(point) for point in points], each.name),
-        tokens_per_s=float(np.median([point["tokens_per_s"] for point in points])),
-    )
-
-
-def served(each: GivenFleet, share_of_seeds: float) -> bool:
-    """Return whether a fleet held in enough of its seeds."""
-    seen = each.seen
-    return seen is not None and seen.holds >= share_of_seeds * seen.num_seeds - 1e-9

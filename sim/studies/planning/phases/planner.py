@@ -9,7 +9,7 @@
                    fleets      the fewest replicas that serve the split traffic
                    sensitivity of the cheapest, lever by lever
 
-What a phase asks depends on the answers of the one before and on nothing else.
+The questions of a phase depend on the answers of the one before and on nothing else.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import ConfigError
-from sim.studies.planning import tasks
-from sim.studies.planning.binding import binding_of, mean_facts, worst
-from sim.studies.planning.course import Expected
-from sim.studies.planning.fleets import FAR, with_fleets, with_routers
-from sim.studies.planning.given import expanded, given_fleets
-from sim.studies.planning.outcome import (
+from sim.studies.planning.phases.named_fleets import expanded, given_fleets
+from sim.studies.planning.phases.outcome import (
     CandidatePlan,
     FoundRate,
     median_interval,
     updated,
 )
-from sim.studies.planning.sensitivity import levers_of, sensitivities
-from sim.studies.planning.study import SMALL_PART
+from sim.studies.planning.phases.progress import Expected
+from sim.studies.planning.phases.replicas import FAR, with_fleets, with_routers
+from sim.studies.planning.phases.sensitivity import levers_of, sensitivities
+from sim.studies.planning.phases.study import SMALL_PART
+from sim.studies.planning.search import tasks
+from sim.studies.planning.search.binding import binding_of, mean_facts, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.studies.planning.candidates import Candidate
-    from sim.studies.planning.given import GivenFleet
-    from sim.studies.planning.outcome import Effect
-    from sim.studies.planning.study import Answer, Study
+    from sim.studies.planning.phases.candidates import Candidate
+    from sim.studies.planning.phases.named_fleets import GivenFleet
+    from sim.studies.planning.phases.outcome import Effect
+    from sim.studies.planning.phases.study import Answer, Study
 
 
 class Planner:
-    """Answers the questions of a plan; what is known so far stays if it is stopped."""
+    """Makes a plan phase by phase; its findings so far stay if it is stopped."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
@@ -74,7 +74,7 @@ _PILOT_RUNS, _SEARCH_RUNS, _FLEET_RUNS = 4.5, 1.2, 1.2
 
 
 def expected_questions(study: Study) -> dict[str, Expected]:
-    """Return about what each phase asks, where all candidates go through."""
+    """Return estimates of each phase's questions, where all candidates go through."""
     plan, search = study.plan, study.plan.search
     fitting = [each for each in study.candidates if not each.reason]
     num_live = sum(len(own[: search.shortlist]) for own in _by_model(fitting))
@@ -203,7 +203,7 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
 
 
 def _within_reach(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Leave out what takes far too many replicas, where another of its model does not.
+    """Leave out candidates of far too many replicas, where another of the model fits.
 
     A fleet does somewhat better or worse than its engines alone, and a pilot run is
     off by some per cent; neither makes up for half as many again.
@@ -225,7 +225,10 @@ def _within_reach(study: Study, plans: list[CandidatePlan]) -> list[CandidatePla
 
 
 def _shortlisted(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Leave out what costs more than enough others of its model, by the pilot runs."""
+    """Leave out candidates that cost more than enough others of their model.
+
+    The pilot runs say so.
+    """
     most = study.plan.search.shortlist
     if most is None:
         return plans
@@ -307,7 +310,7 @@ _FEW = 3
 
 
 def _thresholds(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Search the first candidate, then the others from what its seeds say.
+    """Search the first candidate, then the others from its seeds' thresholds.
 
     A seed whose traffic is light for one engine is light for all, to some extent.
     """
@@ -457,7 +460,7 @@ def _cost_bounds(study: Study, live: Sequence[CandidatePlan]) -> list[CandidateP
     changed = []
     for each, pair in zip(bounded, answers, strict=True):
         found = each.highest
-        # The same seed with both: what differs is the cost, not the traffic.
+        # The same seed with both: the cost differs, not the traffic.
         ratios = [
             answer["rate_scale"] * study.base_rate / found.thresholds[0]
             for answer in pair
@@ -470,7 +473,7 @@ def _cost_bounds(study: Study, live: Sequence[CandidatePlan]) -> list[CandidateP
 
 
 def _moves(study: Study, each: CandidatePlan) -> list[tuple[float, dict[str, Any]]]:
-    """Return how steps may move: the factor to expect, and what to ask for."""
+    """Return how steps may move: the factor to expect, and the keys of the question."""
     if each.has_bounds:
         return [(1.0, {"bound": "hi"}), (1.0, {"bound": "lo"})]
     band, slope = study.plan.cost_band, each.highest.slope

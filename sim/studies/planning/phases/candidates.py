@@ -15,8 +15,8 @@ from sim.hardware.gpus import load_gpu, price_name
 from sim.hardware.models.bundled import load_model
 from sim.results.summary.compared import short_value
 from sim.simulation.assemble import make_capacity, make_cost_model
+from sim.studies.planning.search.trial import scale_of
 from sim.studies.planning.spec import WINDOW_S
-from sim.studies.planning.trial import scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Candidate:
     """One way to serve the traffic."""
 
     name: str
-    """Of files and rows: model, GPU, ranks, and what else tells it apart."""
+    """Of files and rows: model, GPU, ranks, and the settings that tell it apart."""
     run: Mapping[str, Any]
     """A configuration of ``kvsim run`` with the plan's traffic and seed."""
     capacity: CapacityEstimate | None
@@ -117,7 +117,7 @@ def _candidate(plan: PlanConfig, chosen: Mapping[str, Any]) -> Candidate:
     }
     name = _name(plan, engine)
     config = parse_config(run)
-    # Everything that is left out is filled in, so that the file says what was run.
+    # Every key that is left out is filled in, so that the file holds the whole run.
     run = config.to_data()
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
     try:

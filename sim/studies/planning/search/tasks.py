@@ -1,8 +1,8 @@
 """Tasks of a plan's workers: plain data in, plain data out.
 
-Each takes what `request_of` makes: a configuration of ``kvsim run`` and what it is held
-to. The same request gives the same answer in any process, so that a plan depends
-neither on how many there are nor on which ends first.
+Each takes a request of `request_of`: a configuration of ``kvsim run`` and its
+objectives. The same request gives the same answer in any process, so that a plan
+depends neither on how many there are nor on the order in which they end.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sim.config.tables import parse_config
 from sim.results.summary.objectives import parse_objectives
 from sim.simulation.workload import make_workload
-from sim.studies.planning.observation import (
+from sim.studies.planning.search.observation import (
     MAX_SHARE,
     mean_life_s,
     numbers_in_system,
     warmup_share,
 )
-from sim.studies.planning.rate_search import LEVEL, find_threshold, guessed_rate
-from sim.studies.planning.trial import (
+from sim.studies.planning.search.threshold import LEVEL, find_threshold, guessed_rate
+from sim.studies.planning.search.trial import (
     Trial,
     arrivals_of,
     num_of_part,
@@ -33,7 +33,7 @@ from sim.studies.planning.trial import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sim.studies.planning.rate_search import Threshold
+    from sim.studies.planning.search.threshold import Threshold
     from workloads.spec import RequestSpec
 
 _IDLE_SHARE = 1e-4
@@ -41,8 +41,8 @@ _IDLE_SHARE = 1e-4
 _NUM_IDLE = 400
 """Requests of an idle engine, which takes a step for each of their tokens."""
 _NOTHING, _ANYTHING = 1e-4, 1e4
-"""Of the guessed rate: an engine that does not hold the one holds nothing, and one that
-holds the other holds all of the traffic at once."""
+"""Of the guessed rate: below the first an engine holds no traffic, and at the second it
+holds all of the traffic at once."""
 _NUM_PILOTS = 3
 _PILOT_PART = 0.25
 """Of the requests, the first, that a pilot run takes."""
@@ -53,7 +53,7 @@ _DEFAULT_WARMUP = 0.05
 def request_of(
     run: Mapping[str, Any], objectives: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """Return a request to a task: what to run, what it is held to, and `more`."""
+    """Return a request to a task: a configuration, its objectives, and `more`."""
     return {"run": dict(run), "objectives": dict(objectives), **more}
 
 
@@ -178,11 +178,11 @@ def natural_rate(specs: Sequence[RequestSpec]) -> float:
 def change(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look for the threshold of a changed configuration, from the old rate on.
 
-    Of `request`: what `threshold` takes, and ``before``: the same seed's observation
-    of the unchanged configuration at ``guess``, and its ``threshold``. What comes of
-    the change at that rate is ``at_base``. If that is the same, so is the threshold;
-    if it differs a little, the slope says how far the threshold moves with it; only
-    else it is searched.
+    Of `request`: the keys of `threshold`, and ``before``: the same seed's observation
+    of the unchanged configuration at ``guess``, and its ``threshold``. The observation
+    of the change at that rate is ``at_base``. If that is the same, so is the threshold;
+    if it differs a little, the threshold moves with it by the slope; only else it is
+    searched.
     """
     before, slope, guess = request["before"], request["slope"], request["guess"]
     seen = perform(_trial(request).at(guess)).to_dict() | {"rate_scale": guess}
@@ -201,7 +201,7 @@ def change(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_alike(before: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
-    """Whether a change changed nothing that requests know."""
+    """Whether a change made no difference to any request."""
     return before["margins"] == seen["margins"] and all(
         value is None or before["values"][name] == value
         for name, value in seen["values"].items()
@@ -211,7 +211,7 @@ def _is_alike(before: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
 def _shift(before: float | None, after: float | None, slope: float | None) -> float:
     """Return by how much a threshold moves with a margin, as a logarithm.
 
-    ``inf`` where none says so.
+    ``inf`` where a margin or the slope is unknown.
     """
     if before is None or after is None or slope is None:
         return inf

@@ -127,8 +127,8 @@ def find_threshold(
 
     Rates are tried outwards from `guess`, each step the square of the one before,
     until one holds and one does not. The bracket is then cut where a line through both
-    margins says, and in half wherever that left more than half of it. The result may be
-    off by the share `tolerance`: the ends of the bracket are so close, or a line
+    margins meets 0, and in half wherever that left more than half of it. The result may
+    be off by the share `tolerance`: the ends of the bracket are so close, or a line
     through the margins of ends within 10 % meets 0 close to one of them.
 
     A `slope` that is known, of the same engine under other traffic, say, leads from the
@@ -173,7 +173,7 @@ def find_threshold(
 
 
 def _led(rate: float, margin: float, slope: float | None) -> float | None:
-    """Return where a slope says that a margin is 0, if that is not far."""
+    """Return where a line of this slope meets a margin of 0, if that is not far."""
     if slope is None or not -inf < margin < inf:
         return None
     shift = -margin / slope
@@ -181,7 +181,7 @@ def _led(rate: float, margin: float, slope: float | None) -> float | None:
 
 
 _STEADY_SHARE = 0.7
-"""Bursts keep a real engine below what a steady stream would let it do."""
+"""Bursts keep a real engine below the rate of a steady stream."""
 
 
 def guessed_rate(
@@ -194,8 +194,8 @@ def guessed_rate(
     Data-parallel ranks share it evenly.
 
     With B running requests of P prompt and O output tokens, each step computes B
-    decodes and B / O prompts. B is what cache, ``max_num_seqs`` and the token budget
-    hold, and what keeps a step within the objectives on TPOT and ITL.
+    decodes and B / O prompts. B is the most that cache, ``max_num_seqs`` and the token
+    budget hold, and that keeps a step within the objectives on TPOT and ITL.
     """
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
     capacity = make_capacity(config.engine, model, gpu)

@@ -10,23 +10,25 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
 from sim.simulation.workload import make_workload
-from sim.studies.planning import tasks
-from sim.studies.planning.candidates import candidates_of
-from sim.studies.planning.outcome import bootstrap_interval
-from sim.studies.planning.routers import as_router
-from sim.studies.planning.trial import with_scale
+from sim.studies.planning.phases.candidates import candidates_of
+from sim.studies.planning.phases.outcome import Fleet, bootstrap_interval, num_held
+from sim.studies.planning.search import tasks
+from sim.studies.planning.search.trial import with_scale
+from sim.studies.planning.spec import as_router
 from sim.studies.sweeps.job import Job
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sim.studies.planning.answers import AnswerFile
-    from sim.studies.planning.candidates import Candidate
-    from sim.studies.planning.outcome import CandidatePlan, Interval
+    from sim.studies.planning.phases.candidates import Candidate
+    from sim.studies.planning.phases.outcome import CandidatePlan, Interval
+    from sim.studies.planning.phases.progress import AnswerFile
     from sim.studies.planning.spec import PlanConfig
     from sim.studies.sweeps.job import Executor, Outcome, Task
 
@@ -36,9 +38,9 @@ STEP = 1.04
 """First factor of the searches of single seeds: thresholds differ by a few per cent."""
 
 PART, SMALL_PART = 0.5, 0.25
-"""Of the requests, the first, that runs take once rates and fleets are known: a fleet
-with more than it needs, and what is compared with another of the same requests, or only
-drawn."""
+"""Of the requests, the first, that runs take once rates and fleets are known: runs of a
+fleet with more than it needs, and runs that are compared with others of the same
+requests, or only drawn."""
 
 _SEEDS_AT_RATE = 5
 """Seeds that are run at the highest rate, where objectives are near their limits."""
@@ -53,8 +55,8 @@ class Study:
 
     `base_rate` and `target_rate` are requests/s of the traffic at a ``rate_scale`` of
     1, and at the plan's. `on_progress` is told the phase, how many of its questions are
-    answered, and how many there are. What is in `answers` is not asked again, and new
-    answers go there.
+    answered, and how many there are. A question whose answer is in `answers` is not
+    asked again, and new answers go there.
     """
 
     def __init__(
@@ -107,12 +109,12 @@ class Study:
 
     @property
     def seeds_at_rate(self) -> list[int]:
-        """Return the first seeds: of what holds at the highest rate."""
+        """Return the first seeds, with which runs at the highest rate are made."""
         return self.seeds[:_SEEDS_AT_RATE]
 
     @property
     def routers(self) -> list[dict[str, Any]]:
-        """Return the routers before replicas, the first of which says how many."""
+        """Return the routers before replicas; their number is found with the first."""
         settings = self.plan.replicas
         return [as_router(each) for each in settings.routers or [settings.by]]
 
@@ -164,20 +166,30 @@ class Study:
         found = ((i, self._answers.get(task, r)) for i, r in enumerate(requests))
         return {i: answer for i, answer in found if answer is not None}
 
-    def intervals(self, points: Sequence[Answer], what: str) -> dict[str, Interval]:
+    def intervals(self, points: Sequence[Answer], name: str) -> dict[str, Interval]:
         """Return medians over runs with bootstrap intervals, of the measured values."""
         found = {}
-        for name in points[0]["values"]:
-            known = [p["values"][name] for p in points]
+        for number in points[0]["values"]:
+            known = [p["values"][number] for p in points]
             known = [value for value in known if value is not None]
             if known:
-                found[name] = bootstrap_interval(
+                found[number] = bootstrap_interval(
                     known,
                     self.plan.search.confidence,
                     self._streams,
-                    f"{what}: {name}",
+                    f"{name}: {number}",
                 )
         return found
+
+    def fleet(self, num_replicas: int, points: Sequence[Answer], name: str) -> Fleet:
+        """Return how a fleet serves the traffic, from its runs with several seeds."""
+        return Fleet(
+            num_replicas=num_replicas,
+            holds=num_held(points),
+            num_seeds=len(points),
+            values=self.intervals(points, name),
+            tokens_per_s=float(np.median([point["tokens_per_s"] for point in points])),
+        )
 
     def cost_per_hour(self, candidate: Candidate, num_replicas: int) -> float:
         num_gpus = num_replicas * candidate.num_gpus
@@ -194,7 +206,7 @@ def _answer(outcome: Outcome) -> Answer | str:
         return outcome.error or "refused"
     told = f"a run of the plan {outcome.status}: {outcome.error}"
     if outcome.status == "crashed":  # of too little memory, mostly
-        raise UserError(f"{told}; what has ended is kept: go on with --resume")
+        raise UserError(f"{told}; finished answers are kept: go on with --resume")
     raise RuntimeError(told)
 
 
@@ -202,7 +214,7 @@ def base_rate(candidate: Candidate) -> float:
     """Return requests/s of a candidate's traffic at a ``rate_scale`` of 1.
 
     Of a trace, that of the trace itself, not of a resampled one; of arrivals that have
-    a ``rate``, that; else that of what is drawn with the plan's seed.
+    a ``rate``, that; else that of the traffic drawn with the plan's seed.
     """
     config = parse_config(with_scale(candidate.run, 1.0))
     synthetic = config.workload.synthetic

@@ -1,4 +1,4 @@
-"""From what a plan found to ``plan.json``."""
+"""From the findings of a plan to ``plan.json``."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING, Any
 from sim.config.tables import parse_config
 from sim.results.summary.provenance import versions, workload_title
 from sim.simulation.pools import pools_of
-from sim.studies.planning.configurations import (
+from sim.studies.planning.answer.configurations import (
     config_path,
     not_said,
+    router_flags,
     serve_command,
 )
-from sim.studies.planning.file import PLAN_FORMAT
-from sim.studies.planning.fleets import is_alone
-from sim.studies.planning.given import served
-from sim.studies.planning.routers import router_flags
-from sim.studies.planning.sensitivity import cheapest, verdict
+from sim.studies.planning.answer.file import PLAN_FORMAT
+from sim.studies.planning.phases.replicas import is_alone
+from sim.studies.planning.phases.sensitivity import cheapest, verdict
 from sim.studies.planning.spec import per_million
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.studies.planning.given import GivenFleet
-    from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet, Interval
-    from sim.studies.planning.study import Study
+    from sim.studies.planning.phases.named_fleets import GivenFleet
+    from sim.studies.planning.phases.outcome import (
+        CandidatePlan,
+        Effect,
+        Fleet,
+        Interval,
+    )
+    from sim.studies.planning.phases.study import Study
 
 _WIDE_POOL = 0.05
 _STRETCHED = 2.0
@@ -37,7 +41,7 @@ def plan_json(
     effects: Mapping[str, Sequence[Effect]],
     given: Sequence[GivenFleet] = (),
 ) -> dict[str, Any]:
-    """Return everything that was found, JSON-ready; the same for the same plan."""
+    """Return all findings, JSON-ready; the same for the same plan."""
     plan, prices = study.plan, study.plan.parsed_prices
     first = next(each for each in study.candidates if not each.reason)
     best = cheapest(plans, study.target_rate)
@@ -200,7 +204,7 @@ def _given(study: Study, each: GivenFleet) -> dict[str, Any]:
     seen, config = each.seen, each.config
     assert config.fleet is not None
     return told | {
-        "serves": served(each, study.plan.replicas.share_of_seeds),
+        "serves": seen.serves(study.plan.replicas.share_of_seeds),
         "seeds_that_hold": seen.holds,
         "num_seeds": seen.num_seeds,
         "tokens_per_s": seen.tokens_per_s,
@@ -288,7 +292,7 @@ def _serving(
             if fleet
         }
         for fleet in found.values():
-            if fleet.holds >= share * fleet.num_seeds - 1e-9:
+            if fleet.serves(share):
                 yield routed.router, fleet
 
 
@@ -300,7 +304,7 @@ def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def extrapolations(each: CandidatePlan) -> list[str]:
-    """Return on what the answer rests besides what was measured, in words."""
+    """Return in words the parts of an answer that rest on no measurement."""
     found, capacity = each.highest, each.candidate.pool
     told = []
     kind = each.candidate.run["cost"]["kind"]

@@ -20,23 +20,23 @@ from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import link_of, load_interconnect
 from sim.hardware.models.bundled import load_model, resolved_model
-from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Effect, cost_rank, is_noise
-from sim.studies.planning.study import SMALL_PART
+from sim.studies.planning.phases.outcome import Effect, cost_rank, is_noise
+from sim.studies.planning.phases.study import SMALL_PART
+from sim.studies.planning.search import tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sim.config.engine import EngineConfig
-    from sim.studies.planning.candidates import Candidate
-    from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.study import Answer, Study
+    from sim.studies.planning.phases.candidates import Candidate
+    from sim.studies.planning.phases.outcome import CandidatePlan
+    from sim.studies.planning.phases.study import Answer, Study
 
 _RELAXED = 1.1
 """Resources are made a tenth larger, all alike, so that gains can be compared."""
 
 _STANDARD_ERRORS = 2.0
-"""Of the mean over seeds, within which an effect may be none."""
+"""Of the mean over seeds: a smaller change may be no effect."""
 
 _RATES = {
     "compute": (

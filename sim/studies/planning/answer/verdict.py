@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from sim.results.metrics import quantity
-from sim.studies.planning.host_memory import host_memory_sentences
-from sim.studies.planning.outcome import cost_rank
-from sim.studies.planning.sizing import NO_PRICE
+from sim.studies.planning.phases.outcome import cost_rank
+from sim.studies.planning.spec import NO_PRICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _NUM_ALTERNATIVES = 2
 _CONFIDENT = 0.9
+_HOST_KEYS = ("kv_offloading_size", "kv_offloading_link", "kv_offloading_backend")
 _HARDLY = 1e-3
-"""A lower share of the rate is what a search ends at that finds none."""
+"""A search that finds no rate ends at a lower share than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +179,9 @@ def _serve(number: int) -> str:
     return "serves" if number == 1 else "serve"
 
 
-def _gpus(each: Mapping[str, Any], more_engines: int = 0) -> str:
-    number = each["replicas"] + more_engines
-    return f"{number * each['tensor_parallel_size']:,} {each['gpu']}"
+def _gpus(each: Mapping[str, Any]) -> str:
+    number = each["replicas"] * each["tensor_parallel_size"]
+    return f"{number:,} {each['gpu']}"
 
 
 def _cost(
@@ -303,7 +304,7 @@ def _behind(plan: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 
 def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
-    """Say how many replicas each router needs, and what latency as many have."""
+    """Say how many replicas each router needs, and the latency of as many behind it."""
     found = best.get("routers") or []
     if not found:
         return
@@ -385,3 +386,67 @@ def _if_prices_differ(
         f"{other['gpu']} (now {now:,.2f}), "
         f"{_fleet(other, other['replicas'])} would cost less."
     )
+
+
+# -- host memory ---------------------------------------------------------------------
+
+
+def host_memory_sentences(
+    plan: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Say for each candidate with host memory how much it saves against one without.
+
+    Parameters
+    ----------
+    plan
+        As ``plan.json`` has it.
+    candidates
+        Those of one model.
+    """
+    without = {
+        _without_host(each): each
+        for each in candidates
+        if not _host_gib(each) and "rate" in each
+    }
+    for each in candidates:
+        base = without.get(_without_host(each))
+        if _host_gib(each) and "rate" in each and base is not None:
+            yield f"{_host(each)} {_gain(plan, each, base)}."
+
+
+def _host_gib(each: Mapping[str, Any]) -> float:
+    return float(each.get("engine", {}).get("kv_offloading_size") or 0.0)
+
+
+def _without_host(each: Mapping[str, Any]) -> str:
+    """Return the settings that tell a candidate from others, host memory apart."""
+    told = each.get("engine", {})
+    engine = {key: value for key, value in told.items() if key not in _HOST_KEYS}
+    return json.dumps(engine, sort_keys=True, default=str)
+
+
+def _host(each: Mapping[str, Any]) -> str:
+    rate = (each["engine"].get("kv_offloading_link") or {}).get("load_bytes_per_s")
+    over = f" over {rate / 1e9:,.4g} GB/s" if rate else ""
+    return f"{_host_gib(each):,.4g} GiB of host memory behind each engine{over}"
+
+
+def _gain(
+    plan: Mapping[str, Any], each: Mapping[str, Any], base: Mapping[str, Any]
+) -> str:
+    rates = (
+        f"one engine holds {each['rate']['value']:.3g} requests/s, "
+        f"{base['rate']['value']:.3g} without"
+    )
+    gpu = each["gpu"]
+    if not (each.get("replicas") and base.get("replicas")):
+        return f"changes no fleet that was found: {rates}"
+    saved = base["num_gpus"] - each["num_gpus"]
+    costs = base["cost_per_hour"] - each["cost_per_hour"]
+    money = f"{abs(costs):,.2f} {plan['prices']['currency']} an hour"
+    paid = f"costs {money} {'less' if costs > 0 else 'more'}" if costs else "is free"
+    if saved > 0:
+        return f"saves {saved:,} of {base['num_gpus']:,} {gpu}, and {paid}: {rates}"
+    if saved < 0:
+        return f"takes {-saved:,} {gpu} more, and {paid}: {rates}"
+    return f"saves none of {base['num_gpus']:,} {gpu}, and {paid}: {rates}"

@@ -1,0 +1,1 @@
+"""The answer of a plan: ``plan.json``, its verdict, configurations and commands."""

@@ -1,0 +1,1 @@
+"""The phases of a plan: questions to workers, in the order in which they follow."""
