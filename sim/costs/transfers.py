@@ -8,7 +8,8 @@ of engines has its way to move them, its *variant* (D descriptors, B bytes)::
                  all     fixed + max(call · D, B / link)
     batch    one call for all descriptors, then the copy engine:
                  host    fixed + descriptor · D
-                 all     host + fixed + max(B / link, dma · D)
+                 all     host + fixed + max(B / link, dma · D), less what is described
+                         beside the copy: all but the first `FIRST_DESCRIPTORS`
     kernel   a kernel on some multiprocessors reads the host's memory:
                  host    0
                  all     fixed + B / (link · share)
@@ -57,6 +58,18 @@ class Moved(NamedTuple):
     """Whether no measurement stands behind it."""
     width: Width = ESTIMATE
     """By how much it may be shorter and longer."""
+    beside_s: float = 0.0
+    """Of `host_s`, the last ones, in which blocks are copied already."""
+
+    @property
+    def begin_s(self) -> float:
+        """Seconds from the call to the first byte."""
+        return self.host_s - self.beside_s
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds of the copy, alone on an idle GPU."""
+        return self.total_s - self.begin_s
 
 
 NOTHING: Final = Moved(0.0, 0.0, False, Width(0.0, 0.0))
@@ -134,7 +147,8 @@ class Loop:
     def at(self, num_blocks: int) -> Moved:
         host_s = self.call_s * (self.pages.per_block * num_blocks)
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
-        return Moved(self.fixed_s + max(host_s, link_s), host_s)
+        total_s = self.fixed_s + max(host_s, link_s)
+        return Moved(total_s, host_s, beside_s=host_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,8 @@ class Batch:
         hidden_s = self.descriptor_s * num_hidden
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
         copy_s = max(link_s, self.dma_s * num_descriptors, hidden_s)
-        return Moved(host_s - hidden_s + (self.fixed_s + copy_s), host_s)
+        total_s = host_s - hidden_s + (self.fixed_s + copy_s)
+        return Moved(total_s, host_s, beside_s=hidden_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ from sim.engine.beside import Beside
 from sim.engine.links import Copy, Link
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferReport
-from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
-    from sim.costs.transfers import Transfer
+    from sim.costs.transfers import Moved, Transfer
     from sim.engine.links import LinkRules
     from sim.results.recording.step_log import StepLog
     from sim.results.recording.transfers import TransferLog
@@ -69,7 +68,8 @@ class OffloadedSteps(Beside):
 
     An engine without a batch looks after its copies once an empty step. Submitting a
     store delays the step by the host's part of it; submitting a load is hidden behind
-    the step, as long as that lasts.
+    the step, as long as that lasts. A long call is still being made when its first
+    blocks are copied.
 
     Parameters
     ----------
@@ -107,8 +107,8 @@ class OffloadedSteps(Beside):
         self._loads: list[TransferJob] = []  # the same, when its step has ended
         self._polled: list[Copy] = []  # to be reported when the step ends
         self._bad_blocks: dict[int, int] = {}  # by job
-        # By direction and blocks: seconds of the host, seconds after, and by what.
-        self._prices: dict[tuple[bool, int], tuple[float, float, bool]] = {}
+        # By direction and blocks: its seconds, and by what.
+        self._prices: dict[tuple[bool, int], tuple[Moved, bool]] = {}
         self._formed_s = self._end_s = 0.0  # of the latest step
         self._behind: TierHierarchy | None = scheduler.connector.behind
         self._has_news = False  # from behind, that no call has seen
@@ -209,20 +209,17 @@ class OffloadedSteps(Beside):
         assert isinstance(asked, StepTransfers)  # those of a tier
         link.follow(now_s)
         flush = asked.flush
-        for job in self._stores:
-            self._submit(job)
+        self._submit_now(self._stores)
         self._stores = asked.stores
         if flush:
             self._stores = [job for job in asked.stores if job.job_id not in flush]
-            for job in asked.stores:
-                if job.job_id in flush:
-                    self._submit(job)
+            self._submit_now(job for job in asked.stores if job.job_id in flush)
             link.wait_for(flush)
         self._loads = []
         in_step: list[int] = []
         for job in asked.loads:
             if job.kind is JobKind.SYNC_LOAD:
-                self._submit(job)
+                self._submit_now([job])
                 in_step.append(job.job_id)
             else:
                 self._loads.append(job)
@@ -242,21 +239,23 @@ class OffloadedSteps(Beside):
             tier.num_reading_chunks,
         )
 
-    def _submit(self, job: TransferJob, *, is_hidden: bool = False) -> float:
-        """Let a job begin; return the host's seconds, which pass unless hidden."""
+    def _submit_now(self, jobs: Iterable[TransferJob]) -> None:
+        """Let jobs begin one after the other while the engine waits for the calls."""
+        for job in jobs:
+            self.link.follow(self._submit(job, self.link.now_s))
+
+    def _submit(self, job: TransferJob, called_s: float) -> float:
+        """Let a job begin that the host asks for then; return when its call ends."""
         is_store, num_blocks = job.kind is JobKind.STORE, len(job.block_ids)
         price = self._prices.get((is_store, num_blocks))
         if price is None:
             way = self._worker.store if is_store else self._worker.load
-            moved = way.at(num_blocks)
-            rest_s = moved.total_s - moved.host_s
-            price = moved.host_s, rest_s, goes_by_kernel(way, num_blocks)
+            price = way.at(num_blocks), goes_by_kernel(way, num_blocks)
             self._prices[is_store, num_blocks] = price
-        host_s, rest_s, by_kernel = price
-        if not is_hidden:
-            self.link.follow(self.link.now_s + host_s)
-        self.link.submit(Copy(job, rest_s, by_kernel=by_kernel))
-        return host_s
+        moved, by_kernel = price
+        self.link.follow(called_s + moved.begin_s)
+        self.link.submit(Copy(job, moved.copy_s, by_kernel=by_kernel))
+        return called_s + moved.host_s
 
     def _note_failure(self, job: TransferJob) -> None:
         fails = self._worker.fails
@@ -271,15 +270,11 @@ class OffloadedSteps(Beside):
             self._end_s = self._formed_s + total_s
             return 0.0
         self._loads = []
-        host_s = 0.0
-        if computes:
-            end_s = link.step(total_s)
-            host_s = added(self._submit(job, is_hidden=True) for job in loads)
-        else:
-            end_s = link.now_s + total_s
-            for job in loads:
-                self._submit(job, is_hidden=True)
-        self._end_s = end_s + max(host_s - total_s, 0.0)
+        called_s = link.now_s
+        end_s = link.step(total_s) if computes else called_s + total_s
+        for job in loads:
+            called_s = self._submit(job, called_s)
+        self._end_s = max(end_s, called_s)
         link.follow(self._end_s)
         more_s = max(self._end_s - self._formed_s - total_s, 0.0)
         self._end_s = self._formed_s + (total_s + more_s)  # as the engine adds it up
@@ -316,8 +311,7 @@ class OffloadedSteps(Beside):
             self._begin(now_s)
             self._wake_s = nan
             self.link.follow(now_s)
-        for job in self._stores:
-            self._submit(job)
+        self._submit_now(self._stores)
         self._stores = []
 
     def wake_s(self, now_s: float) -> float:

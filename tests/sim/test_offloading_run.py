@@ -11,6 +11,7 @@ import pytest
 from sim.config.tables import parse_config
 from sim.engine.links import Copy, Link, LinkRules
 from sim.errors import ConfigError
+from sim.hardware.gpus import GPUS
 from sim.scheduler.v1.connectors.base import JobKind
 from sim.simulation.run import Simulation
 from sim.views.plots.tables import Tables
@@ -121,6 +122,33 @@ def test_a_tier_turns_recomputation_into_loads() -> None:
     assert np.all(copies["begin_s"] <= copies["end_s"])
     assert np.all(copies["end_s"] <= copies["reported_s"] + 1e-9)
     assert with_tier.steps["cpu_cache_usage"].max() == told["cpu_cache_usage_max"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_copy_is_quicker_than_its_link(ahead: bool) -> None:
+    """A call of 10,000 pieces is still described when its first ones are copied."""
+    sessions = CHATS["sessions"] | {
+        "num_sessions": 6,
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 12_000},
+        "max_context_tokens": 16_384,
+    }
+    found = run(
+        workload={"sessions": sessions},
+        num_gpu_blocks_override=2_000,
+        max_model_len=16_384,
+        max_num_batched_tokens=16_384,
+        kv_offloading_size=64.0,
+        async_scheduling=ahead,
+    )
+    copies = found.recording.transfer_table
+    # 32 pieces of 64 KiB a block: most are loads and stores of 24,000 pieces
+    assert np.sum(copies["num_blocks"][copies["kind"] == "load"] > 700) > 10
+    assert np.sum(copies["num_blocks"][copies["kind"] == "store"] > 700) >= 5
+    lasted_s = copies["end_s"] - copies["begin_s"]
+    link = GPUS["h200_sxm"].host_bytes_per_s * 0.8
+    assert np.all(copies["num_bytes"] <= lasted_s * link)
+    for way in ("loaded", "stored"):
+        assert found.summary[f"{way}_bytes_per_s"] <= link
 
 
 def test_figures_show_what_a_tier_moved() -> None:

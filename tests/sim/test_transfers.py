@@ -36,6 +36,7 @@ FACTORS = st.floats(1.0, 3.0)
 def test_a_loop_waits_for_its_calls_or_for_the_link():
     calls = Loop(PAGES, fixed_s=2e-5, call_s=4e-6, bytes_per_s=1e12)
     assert calls.at(10)[:3] == (2e-5 + 640 * 4e-6, 640 * 4e-6, True)
+    assert calls.at(10).begin_s == 0.0  # the first call copies
     link = Loop(PAGES, fixed_s=2e-5, call_s=4e-6, bytes_per_s=1e9)
     assert link.at(10)[:3] == (2e-5 + 640 * 32768 / 1e9, 640 * 4e-6, True)
 
@@ -55,8 +56,12 @@ def test_a_long_batch_is_described_beside_its_copy():
     batch = Batch(PAGES, 2e-5, descriptor_s=5e-7, dma_s=1e-7, bytes_per_s=5e10)
     num = 64 * 500  # 22,000 of them are described beside the copy
     copy_s = num * 32768 / 5e10
-    total_s, host_s, *_ = batch.at(500)
+    moved = batch.at(500)
+    total_s, host_s, *_ = moved
     assert host_s == pytest.approx(2e-5 + num * 5e-7)
+    # the copy takes the link's time, wherever it is described
+    assert moved.begin_s == pytest.approx(2e-5 + 5e-3)
+    assert moved.copy_s == pytest.approx(2e-5 + copy_s)
     assert total_s == pytest.approx(2e-5 + 5e-3 + 2e-5 + copy_s)
     # a copy that is quicker waits for the descriptions
     quick = replace(batch, bytes_per_s=1e13)

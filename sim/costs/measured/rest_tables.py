@@ -65,7 +65,7 @@ class MeasuredTransfer:
         device_s, beyond, width = self.device.at(num_descriptors)
         host_s = self.host.at(num_descriptors)[0] if self.host else 0.0
         total_s = max(device_s, host_s) if self.is_loop else host_s + device_s
-        return Moved(total_s, host_s, beyond, width)
+        return Moved(total_s, host_s, beyond, width, host_s if self.is_loop else 0.0)
 
 
 def read_curve(
