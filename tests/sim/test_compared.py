@@ -38,6 +38,29 @@ def test_what_is_better_here_and_worse_there_is_said() -> None:
     assert answer == "None is better: latencies at p95 and throughput are within 1 %."
 
 
+def test_runs_that_are_alike_share_what_they_are_best_in() -> None:
+    answer, _ = told((213, 25, 9, 3491), (252, 22, 9, 3495), (400, 30, 9, 2967))
+    assert answer == (
+        "None is better in all: a has the least p95 TTFT (213 ms against 252 and 400); "
+        "b has the least p95 TPOT (22 ms against 25 and 30); "
+        "a and b have the most output tokens/s (3,491 and 3,495 against 2,967)."
+    )
+    answer, _ = told((583.6, 15, 9, 100), (582.6, 18, 9, 100), (629, 19, 9, 100))
+    assert answer == (
+        "a is better: p95 TTFT 583.6 ms (within 1 %: 582.6) against 629; "
+        "p95 TPOT 15 ms against 18 and 19."
+    )
+    # two runs of the same, and one that is worse here and better there
+    same, other = (100.0, 20.0, 3000.0, 1000.0), (200.0, 10.0, 3000.0, 1000.0)
+    answer, _ = told(same, same, other)
+    assert answer == (
+        "None is better in all: a and b have the least p95 TTFT (100 ms against 200); "
+        "c has the least p95 TPOT (10 ms against 20)."
+    )
+    answer, _ = told(same, same, (200.0, 20.0, 3000.0, 1000.0))
+    assert answer == "a and b are better: p95 TTFT 100 ms against 200."
+
+
 def test_objectives_come_first() -> None:
     fast, slow = (100.0, 20.0, 3000.0, 1000.0), (300.0, 40.0, 5000.0, 1500.0)
     answer, _ = told(fast, slow, holds=(False, True))

@@ -71,16 +71,18 @@ def _better(
         return "None is better: latencies at p95 and throughput are within 1 %."
     everywhere = set.intersection(*best.values())
     if everywhere:
-        first = min(everywhere)
-        told = "; ".join(_against(key, values[key], first) for key in moved)
-        if len(everywhere) == 1:
-            return f"{names[places[first]]} is better: {told}."
-        both = _listed([names[places[place]] for place in sorted(everywhere)])
-        return f"{both} are better: {told}."
+        told = "; ".join(
+            f"{_JUDGED[key].words} "
+            + _against_numbers(key, values[key], best[key], everywhere)
+            for key in moved
+        )
+        better = _listed([names[places[place]] for place in sorted(everywhere)])
+        return f"{better} {'is' if len(everywhere) == 1 else 'are'} better: {told}."
     said = [
-        f"{names[places[min(best[key])]]} has the "
+        f"{_listed([names[places[place]] for place in sorted(best[key])])}"
+        f" {'has' if len(best[key]) == 1 else 'have'} the "
         f"{'most' if _JUDGED[key].is_more_better else 'least'} {_JUDGED[key].words}"
-        f" ({_against_numbers(key, values[key], min(best[key]))})"
+        f" ({_against_numbers(key, values[key], best[key])})"
         for key in moved
     ]
     return f"None is better in all: {'; '.join(said)}."
@@ -96,17 +98,32 @@ def _best_places(key: str, values: Values) -> set[int]:
     return {i for i, number in enumerate(numbers) if number <= least * (1 + _ALIKE)}
 
 
-def _against(key: str, numbers: Sequence[float], first: int) -> str:
-    return f"{_JUDGED[key].words} {_against_numbers(key, numbers, first)}"
+def _against_numbers(
+    key: str, numbers: Sequence[float], best: set[int], told: set[int] | None = None
+) -> str:
+    """Return numbers with their unit, those as good, and the others to the worst.
+
+    Parameters
+    ----------
+    best
+        Places of the numbers that are as good as the best one.
+    told
+        Of these, those whose names stand before the numbers; None: all.
+    """
+    told = best if told is None else told
+    said = f"{_quantities(numbers, sorted(told))} {_JUDGED[key].unit}".strip()
+    if best > told:
+        said += f" (within 1 %: {_quantities(numbers, sorted(best - told))})"
+    others = sorted(
+        set(range(len(numbers))) - best,
+        key=lambda place: numbers[place],
+        reverse=_JUDGED[key].is_more_better,
+    )
+    return f"{said} against {_quantities(numbers, others)}"
 
 
-def _against_numbers(key: str, numbers: Sequence[float], first: int) -> str:
-    """Return a number, its unit, and the others from next best to worst."""
-    others = sorted([*numbers[:first], *numbers[first + 1 :]])
-    if _JUDGED[key].is_more_better:
-        others.reverse()
-    told = f"{quantity(numbers[first])} {_JUDGED[key].unit}".strip()
-    return f"{told} against {_listed([quantity(each) for each in others])}"
+def _quantities(numbers: Sequence[float], places: Sequence[int]) -> str:
+    return _listed(list(dict.fromkeys(quantity(numbers[place]) for place in places)))
 
 
 def _differences(configs: Sequence[Mapping[str, Any]]) -> str:
