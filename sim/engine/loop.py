@@ -273,7 +273,7 @@ class Engine:
                     and not (self.beside is not None and self.beside.awaits)
                     and (pace is None or pace.rests())
                 ):
-                    self.stalled = self._has_requests()
+                    self.stalled = any(queue_lengths(self.scheduler))
                     break
                 yield from self._wait(next_s)
                 now_s = env._now

@@ -129,6 +129,25 @@ def test_a_run_that_served_no_request_is_refused_although_it_stalled() -> None:
         Simulation(parse_config(data)).run()
 
 
+def test_an_engine_whose_blocks_alone_are_held_has_not_stalled() -> None:
+    """Its prompts were refused by a decoder; nothing waits, and nothing runs."""
+    engine = TIGHT | {"model": "Qwen/Qwen3-30B-A3B", "max_num_scheduled_tokens": 2}
+    engine |= {"max_model_len": 24}  # prompts of 21 tokens have no room for drafts
+    ranks = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    data = data_of(engine | ranks, fleet_of(1, 1), 8)
+    data["fleet"]["pools"][1]["engine"] = {"speculative_config": NGRAM}
+    data["workload"] |= ACCEPTED
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "uniform", "low": 16, "high": 21},
+        "output_tokens": {"kind": "fixed", "tokens": 1},
+    }
+    told = Simulation(parse_config(data)).run().summary
+    assert told["completed"] > 0
+    assert told["completed"] + told["rejected"] == 8
+    assert not told["stalled"]
+    assert not any("stalled" in line for line in told["warnings"])
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_pools_prove_themselves(asynchronous: bool) -> None:
     for seed in (3, 11):

@@ -53,3 +53,23 @@ def test_a_pools_own_key_is_named(own: dict[str, Any], said: str) -> None:
 def test_a_key_of_all_pools_is_named_as_it_is_written() -> None:
     assert refused({"gpu": "h1000"}, {}).startswith("unknown gpu: 'h1000'")
     assert refused({"scheduler": "v9"}, {}).startswith("engine.scheduler.kind: 'v9'")
+
+
+def test_a_stalled_fleet_counts_those_that_wait_at_any_engine() -> None:
+    """Nothing waits at the first engine."""
+    synthetic = WORKLOAD["synthetic"] | {"num_requests": 9}
+    synthetic |= {"prompt_tokens": {"kind": "fixed", "tokens": 40}}
+    small = {"num_gpu_blocks_override": 2}
+    pools = [
+        {"name": "one", "replicas": 1},
+        {"name": "small", "replicas": 2, "engine": small},
+    ]
+    engine = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100_sxm"}
+    engine |= {"admission_check": False, "max_model_len": 64}
+    fleet = {"pools": pools, "router": {"kind": "round_robin"}}
+    workload = {"synthetic": synthetic}
+    config = parse_config({"workload": workload, "engine": engine, "fleet": fleet})
+    told = simulate(config).summary
+    assert (told["completed"], told["unfinished"], told["stalled"]) == (3, 6, True)
+    (line,) = [line for line in told["warnings"] if "stalled" in line]
+    assert line.startswith("the queue stalled: 6 requests wait behind one that ")

@@ -186,15 +186,18 @@ def _num_waiting(steps: StepTable, time_s: float) -> int:
     return 0
 
 
-def stall_warning(scheduler: Scheduler) -> str:
+def stall_warning(schedulers: Sequence[Scheduler]) -> str:
     """Say where the requests stand that nothing can move any more."""
+    num_waiting = sum(scheduler.num_waiting for scheduler in schedulers)
+    num_running = sum(scheduler.num_running for scheduler in schedulers)
+    num_swapped = sum(scheduler.num_swapped for scheduler in schedulers)
     behind = "behind one that cache or limits can never hold"
-    if scheduler.num_running or scheduler.num_swapped:
+    if num_running or num_swapped:
         behind = (
-            f"while {scheduler.num_swapped} are swapped out and "
-            f"{scheduler.num_running} run, and none can go on"
+            f"while {num_swapped} are swapped out and {num_running} run, and none can "
+            f"go on"
         )
     return (
-        f"the queue stalled: {scheduler.num_waiting} requests wait {behind}; leave "
+        f"the queue stalled: {num_waiting} requests wait {behind}; leave "
         f"engine.admission_check on"
     )
