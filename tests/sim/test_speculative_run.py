@@ -30,6 +30,7 @@ from sim.simulation.simulate import simulate, with_intervals
 from sim.views.plots import FIGURES, Tables, to_png
 from sim.views.plots.drafts import drafts as drafts_figure
 from sim.views.plots.ranks import figures_of
+from tests.sim.test_config import minimal
 from tests.sim.test_costs import LLAMA_8B
 from tests.sim.test_costs_measured import entry
 from tests.sim.test_costs_measured import write as write_profile
@@ -448,3 +449,38 @@ def test_recorded_counts_of_each_request_are_served_as_they_were(tmp_path: Any) 
     requests = simulate(parse_config(data)).requests
     assert requests["num_drafts"].tolist() == [len(each) for each in counts]
     assert requests["num_accepted_tokens"].tolist() == [sum(each) for each in counts]
+
+
+def test_a_hit_that_a_budget_below_a_step_with_drafts_blocks_is_told() -> None:
+    """One token is left of the second prompt; the release waits for ever, too."""
+    fixed = {"kind": "fixed"}
+    sessions = {
+        "kind": "chat",
+        "num_sessions": 2,
+        "arrivals": {"kind": "poisson", "rate": 1.0},
+        "turns": fixed | {"number": 1},
+        "first_prompt_tokens": fixed | {"tokens": 1},
+        "prompt_tokens": fixed | {"tokens": 16},
+        "output_tokens": fixed | {"tokens": 4},
+        "think_s": fixed | {"value_s": 1.0},
+        "prefixes": {
+            "kind": "system_prompts",
+            "num_groups": 1,
+            "tokens": fixed | {"tokens": 32},
+            "zipf": 1.0,
+        },
+    }
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    engine = {"max_num_scheduled_tokens": 3, "speculative_config": drafts}
+    data = minimal(max_model_len=64, enable_prefix_caching=True, **engine)
+    data["cost"] |= {"draft_step_s": 0.001}
+    acceptance = {"kind": "constant", "rate": 0.5}
+    data["workload"] = {"sessions": sessions, "acceptance": acceptance}
+    told = simulate(parse_config(data)).summary
+    assert (told["completed"], told["unfinished"]) == (1, 1)
+    assert told["stalled"]
+    assert (
+        "the queue stalled: 1 request waits: the last token of a loaded or cached "
+        "prompt is computed with empty drafts, 4 tokens in all; a step has 3 (raise "
+        "max_num_scheduled_tokens or max_num_batched_tokens)"
+    ) in told["warnings"]

@@ -191,13 +191,15 @@ def stall_warning(schedulers: Sequence[Scheduler]) -> str:
     num_waiting = sum(scheduler.num_waiting for scheduler in schedulers)
     num_running = sum(scheduler.num_running for scheduler in schedulers)
     num_swapped = sum(scheduler.num_swapped for scheduler in schedulers)
+    waits = f"{num_waiting} request{' waits' if num_waiting == 1 else 's wait'}"
+    for scheduler in schedulers:
+        reason = getattr(scheduler, "stall_reason", None)
+        if scheduler.num_waiting and reason is not None and (told := reason()):
+            return f"the queue stalled: {waits}: {told}"
     behind = "behind one that cache or limits can never hold"
     if num_running or num_swapped:
         behind = (
             f"while {num_swapped} are swapped out and {num_running} run, and none can "
             f"go on"
         )
-    return (
-        f"the queue stalled: {num_waiting} requests wait {behind}; leave "
-        f"engine.admission_check on"
-    )
+    return f"the queue stalled: {waits} {behind}; leave engine.admission_check on"

@@ -54,6 +54,28 @@ def admission_error(
     return _load_error(request, settings, num_usable_blocks, layout)
 
 
+def drafts_error(settings: Settings) -> str | None:
+    """Return why a prompt of which one token is left is never computed, or None.
+
+    The release waits for ever, too. Where the prompt ends at `max_model_len` it is
+    computed without drafts.
+    """
+    drafts = settings.speculative_config
+    if drafts is None:
+        return None
+    budget = min(
+        settings.token_budget, settings.max_num_batched_tokens - drafts.num_draft_slots
+    )
+    num_padded = 1 + drafts.num_speculative_tokens
+    if budget >= num_padded:
+        return None
+    return (
+        f"the last token of a loaded or cached prompt is computed with empty drafts, "
+        f"{num_padded} tokens in all; a step has {budget} (raise "
+        f"max_num_scheduled_tokens or max_num_batched_tokens)"
+    )
+
+
 def _load_error(
     request: Request,
     settings: Settings,
@@ -66,16 +88,11 @@ def _load_error(
     if drafts is None or not is_remote:
         return None
     num_tokens = request.num_prompt_tokens
-    budget = min(
-        settings.token_budget, settings.max_num_batched_tokens - drafts.num_draft_slots
-    )
     num_padded = 1 + drafts.num_speculative_tokens
-    if budget < num_padded and num_tokens + num_padded <= settings.max_model_len:
-        return (
-            f"the last token of a loaded prompt is computed with empty drafts, "
-            f"{num_padded} tokens in all; a step has {budget} (raise "
-            f"max_num_scheduled_tokens or max_num_batched_tokens)"
-        )
+    if num_tokens + num_padded <= settings.max_model_len:
+        error = drafts_error(settings)
+        if error is not None:
+            return error
     num_blocks = sum(
         -(-number // group.spec.block_size)
         for group in layout.groups

@@ -8,6 +8,7 @@ from cache.errors import require
 from sim.scheduler.batch import VerifyingShape
 from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 from sim.scheduler.v1.drafts import DraftsInFlight
+from sim.scheduler.v1.limits import drafts_error
 from sim.scheduler.v1.plan import Plan
 
 if TYPE_CHECKING:
@@ -113,6 +114,13 @@ class SpeculativeScheduler(BatchQueueScheduler):
         self._most_new_blocks = num_slots // self.block_size + 2
         self._runs_decodes = False
         self._stale: list[Request] = []
+
+    def stall_reason(self) -> str | None:
+        """Return what holds a queue for ever in spite of the admission check, or None.
+
+        Not known when a prompt comes: it may hit, or not.
+        """
+        return drafts_error(self.settings)
 
     # -- a call ---------------------------------------------------------------
 
