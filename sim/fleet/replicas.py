@@ -281,11 +281,12 @@ class Replicas(Engines):
                 engine.abort(request, DIED, goes_on=event.retries)
             if engine.beside is not None:
                 engine.between_steps(engine.beside.leave)
-            engine.between_steps(partial(self._died, each, dying))
+            engine.done.callbacks.append(partial(self._died, each, dying))
         self._let_end(ranks)
 
-    def _died(self, place: int, dying: set[int]) -> None:
+    def _died(self, place: int, dying: set[int], end: simpy.Event) -> None:
         """Take note that an engine of a replica has ended its last step."""
+        del end
         dying.remove(place)
         if not dying:
             self._move(place, ReplicaState.OFF)
