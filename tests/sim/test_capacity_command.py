@@ -29,6 +29,23 @@ def test_it_explains_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in lines
 
 
+def test_a_release_without_its_patch_tells_which_one_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """0.11.0 samples by FlashInfer and later patches sort: 44 % of a small pool."""
+    said = "0.11 is its last patch"
+    blocks = {}
+    for release in ("0.11", "0.11.0", "0.11.1", "0.12"):
+        small = [*H100[:2], "Qwen/Qwen3-32B", *H100[3:], "--engine-version", release]
+        assert kvsim(small) == 0
+        told = capsys.readouterr().out
+        assert (said in told) == (release == "0.11")
+        blocks[release] = int(
+            told.split("num_gpu_blocks: ")[1].split()[0].replace(",", "")
+        )
+    assert blocks["0.11"] == blocks["0.11.1"] < 0.6 * blocks["0.11.0"]
+
+
 def test_json_and_quiet_give_the_same_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -89,6 +89,18 @@ class EngineArguments:
         return first <= release <= last
 
     @property
+    def constants_source(self) -> str:
+        """Where the release's constants come from, and which patch they are of."""
+        minor, patch = constants.LAST_FLASHINFER_IMAGE
+        if (self.engine_minor, self.engine_patch) != (minor, constants.LAST_PATCH):
+            return self.era.source
+        first = f"0.{minor}.{patch}"
+        return (
+            f"{self.era.source}; 0.{minor} is its last patch, which sorts where {first}"
+            f" samples by FlashInfer and leaves more blocks: name {first} if it is that"
+        )
+
+    @property
     def has_second_model_runner(self) -> bool:
         """Whether the release's second model runner serves the model."""
         return self._has_runner_for_drafts and any(

@@ -265,7 +265,7 @@ def _assembled(
             if name != "block_size" or plan.block_size == arguments.block_size
         ),
         warnings=_warnings(arguments, parts, available),
-        constants_source=arguments.era.source,
+        constants_source=arguments.constants_source,
         kv_cache_groups=shares_of(plan),
         not_simulated=arguments.model.not_simulated,
         data_parallel_size=arguments.experts.data_parallel_size,
