@@ -8,6 +8,7 @@ fleet, not the GPUs: so rates are compared with one another, never alone.
 from __future__ import annotations
 
 import csv
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -44,6 +45,60 @@ _PAUSE_S: Final = 500.0
 """Between stages: each begins when the last one is served, which takes less."""
 
 
+class Groups(NamedTuple):
+    """Groups of prompts that begin alike, asked for in turn, in an order drawn."""
+
+    num_groups: int
+    num_prompts: int
+    """Of each group."""
+    num_shared_tokens: int
+    num_own_tokens: int
+    num_output_tokens: int
+
+    def specs(
+        self, stages: Sequence[tuple[float, float]], *, is_poisson: bool
+    ) -> Iterator[RequestSpec]:
+        """Yield the requests of stages, a rate and seconds each, after another.
+
+        Each begins so long after the one before that it finds the engines idle.
+        """
+        rng = np.random.default_rng(0)
+        order = rng.permutation(self.num_groups * self.num_prompts)
+        gaps_s: list[float] = []
+        for rate, duration_s in stages:
+            own_s = np.full(round(rate * duration_s), 1.0 / rate)
+            own_s = rng.exponential(own_s) if is_poisson else own_s
+            own_s[0] += _PAUSE_S
+            gaps_s += own_s.tolist()
+        first_own, first_output = 2 * self.num_groups, 2 * len(order) + 2_000
+        for number, arrival_s in enumerate(np.cumsum(gaps_s).tolist()):
+            place = int(order[number % len(order)])
+            shared_text = 2 * (place // self.num_prompts)
+            yield RequestSpec(
+                request_id=number,
+                arrival_s=arrival_s,
+                prompt=(
+                    (shared_text, self.num_shared_tokens),
+                    (first_own + 2 * place, self.num_own_tokens),
+                ),
+                num_output_tokens=self.num_output_tokens,
+                output_segment=2 * (first_output + number) + 1,
+            )
+
+
+ANY_TRAFFIC: Final = MappingProxyType(
+    {
+        "synthetic": {
+            "num_requests": 1,
+            "arrivals": {"kind": "poisson", "rate": 1.0},
+            "prompt_tokens": {"kind": "fixed", "tokens": 1},
+            "output_tokens": {"kind": "fixed", "tokens": 1},
+        }
+    }
+)
+"""Of a configuration whose requests are given."""
+
+
 class Fleet(NamedTuple):
     """A benchmark: its engines, and its prompts."""
 
@@ -52,12 +107,8 @@ class Fleet(NamedTuple):
     tensor_parallel_size: int
     num_engines: int
     num_kv_tokens: int
-    num_groups: int
-    num_prompts: int
-    num_shared_tokens: int
-    num_own_tokens: int
-    num_output_tokens: int
-    """Of an answer: output tokens over requests at the lowest rate."""
+    groups: Groups
+    """Answers are output tokens over requests at the lowest rate."""
     is_poisson: bool
     warm_up: tuple[float, float]
     """Rate and duration in seconds."""
@@ -79,7 +130,7 @@ class Fleet(NamedTuple):
     def simulated(self, router: str) -> dict[float, float]:
         """Return output tokens/s by rate, from the begin of a stage until its end."""
         stages = [self.warm_up, *self.durations_s.items()]
-        specs = [*self._specs(stages)]
+        specs = [*self.groups.specs(stages, is_poisson=self.is_poisson)]
         requests = Simulation(self._config(router), specs=specs).run().requests
         found = {}
         first = 0
@@ -97,14 +148,7 @@ class Fleet(NamedTuple):
         pools = [{"name": "main", "replicas": self.num_engines}]
         return parse_config(
             {
-                "workload": {
-                    "synthetic": {
-                        "num_requests": 1,
-                        "arrivals": {"kind": "poisson", "rate": 1.0},
-                        "prompt_tokens": {"kind": "fixed", "tokens": 1},
-                        "output_tokens": {"kind": "fixed", "tokens": 1},
-                    }
-                },
+                "workload": dict(ANY_TRAFFIC),
                 "engine": {
                     "model": self.model,
                     "gpu": "h100_sxm",
@@ -118,35 +162,10 @@ class Fleet(NamedTuple):
             }
         )
 
-    def _specs(self, stages: Sequence[tuple[float, float]]) -> Iterator[RequestSpec]:
-        """Yield stages one after another: all prompts in turn, in an order drawn."""
-        rng = np.random.default_rng(0)
-        order = rng.permutation(self.num_groups * self.num_prompts)
-        gaps_s: list[float] = []
-        for rate, duration_s in stages:
-            own_s = np.full(round(rate * duration_s), 1.0 / rate)
-            own_s = rng.exponential(own_s) if self.is_poisson else own_s
-            own_s[0] += _PAUSE_S
-            gaps_s += own_s.tolist()
-        first_own, first_output = 2 * self.num_groups, 2 * len(order) + 2_000
-        for number, arrival_s in enumerate(np.cumsum(gaps_s).tolist()):
-            place = int(order[number % len(order)])
-            shared_text = 2 * (place // self.num_prompts)
-            yield RequestSpec(
-                request_id=number,
-                arrival_s=arrival_s,
-                prompt=(
-                    (shared_text, self.num_shared_tokens),
-                    (first_own + 2 * place, self.num_own_tokens),
-                ),
-                num_output_tokens=self.num_output_tokens,
-                output_segment=2 * (first_output + number) + 1,
-            )
-
 
 FOUR: Final = Fleet(
     *("37", "meta-llama/Llama-3.1-70B", 4, 4, 461_376),
-    *(83, 3, 8_000, 1_000, 860),
+    Groups(83, 3, 8_000, 1_000, 860),
     is_poisson=False,
     warm_up=(9.0, 30.0),
     durations_s={
@@ -163,7 +182,7 @@ FOUR: Final = Fleet(
 """Four engines of Llama-3.1-70B on four H100s each."""
 EIGHT: Final = Fleet(
     *("73", "Qwen/Qwen3-32B", 2, 8, 307_328),
-    *(150, 5, 6_000, 1_200, 425),
+    Groups(150, 5, 6_000, 1_200, 425),
     is_poisson=True,
     warm_up=(15.001, 50.0),
     durations_s={

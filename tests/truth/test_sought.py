@@ -1,0 +1,94 @@
+"""Runs that were sought for what others lack: how near, and where we are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.truth.sought import (
+    DENSE_A100,
+    DENSE_H100,
+    EVICTION,
+    LONG_ALONE,
+    NO_PEER,
+    SINKS_A100,
+    TIERS,
+    TWO_H100,
+    WATERMARKS,
+    Case,
+    Ladder,
+)
+
+
+def of_all(cases: tuple[Case, ...], key: str) -> list[float]:
+    return [case.errors()[key] for case in cases]
+
+
+def test_a_token_after_any_context_takes_what_it_took() -> None:
+    """Of 256 to 125,000 tokens, with caches of 16 and of 8 bits."""
+    assert max(map(abs, of_all(LONG_ALONE, "median_itl_ms"))) <= 3.5
+
+
+@pytest.mark.slow
+def test_tokens_of_two_ranks_take_what_they_took() -> None:
+    assert max(map(abs, of_all(TWO_H100, "mean_tpot_ms"))) <= 4.5
+
+
+@pytest.mark.slow
+def test_a_cache_that_thrashes_preempts_as_often() -> None:
+    """From 1,065 preemptions without a watermark to 168 with one."""
+    none, *kept = WATERMARKS
+    assert abs(none.errors()["num_preemptions"]) <= 8.0
+    for case in kept:
+        assert abs(case.errors()["num_preemptions"]) <= 25.0
+    assert max(map(abs, of_all(WATERMARKS, "output_throughput"))) <= 4.0
+    assert max(map(abs, of_all(WATERMARKS[:-1], "median_e2el_ms"))) <= 4.5
+
+
+@pytest.mark.slow
+def test_prompts_at_once_on_an_a100_take_what_they_took() -> None:
+    """Caches of Qwen3-32B hold one of its longest prompts."""
+    assert max(map(abs, of_all(DENSE_A100, "mean_tpot_ms"))) <= 6.0
+    assert max(map(abs, of_all(DENSE_A100, "duration"))) <= 9.0
+
+
+@pytest.mark.slow
+def test_one_host_is_slow_by_one_factor() -> None:
+    """By 40 to 49 %, whatever the model and the prompts."""
+    errors = of_all(DENSE_H100, "duration")
+    assert -50.0 <= min(errors) <= max(errors) <= -38.0
+
+
+@pytest.mark.slow
+def test_attention_with_sinks_on_an_a100_is_too_quick() -> None:
+    long = [case.errors()["duration"] for case in SINKS_A100 if "32,000" in case.name]
+    assert -56.0 <= min(long) <= max(long) <= -45.0
+
+
+@pytest.mark.slow
+def test_cards_without_peer_access_decode_as_they_did() -> None:
+    """32 users of one text, whose blocks no request reads from memory."""
+    near = [
+        case.errors()["median_e2el_ms"]
+        for case in NO_PEER
+        if "32 users" in case.name and "L2" in case.name
+    ]
+    assert len(near) == 4
+    assert sorted(map(abs, near))[-2] <= 4.0
+    assert max(map(abs, near)) <= 13.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ladder", TIERS, ids=lambda ladder: ladder.name)
+def test_host_memory_serves_what_it_served(ladder: Ladder) -> None:
+    """Three times as many tokens as without it, at the highest rate."""
+    errors = ladder.errors()
+    assert max(abs(found["tokens/s"]) for found in errors.values()) <= 12.0
+    assert max(abs(errors[rate]["tokens/s"]) for rate in (20.0, 40.0)) <= 5.0
+
+
+@pytest.mark.slow
+def test_prefillers_collapse_at_the_rate_at_which_they_did() -> None:
+    errors = EVICTION.errors()
+    assert max(abs(found["requests/s"]) for found in errors.values()) <= 14.0
+    for rate in (30.0, 35.0, 40.0):
+        assert abs(errors[rate]["p90 E2E"]) <= 25.0
