@@ -108,7 +108,6 @@ class BlockTables:
         self._most_tokens = limits.max_model_len
         self._num_lookahead_tokens = limits.num_lookahead_tokens
         self._num_hash_lookahead_tokens = limits.num_hash_lookahead_tokens
-        self._drops_eagle_block = limits.drops_eagle_block
         self._has_drafts = limits.num_speculative_tokens > 0
         is_fine = layout.has_hits_inside_blocks
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
@@ -119,6 +118,9 @@ class BlockTables:
         self.num_usable_blocks = self.pool.num_usable_blocks
         self._sizes = [group.spec.block_size for group in layout.groups]
         self.managers = make_managers(layout, limits, self.pool, retention_interval)
+        self._num_proof_tokens = max(
+            [m.block_size for m in self.managers if m.drops_eagle_block], default=0
+        )
         self._has_equal_blocks = all(
             manager.block_size == self.block_size
             and not isinstance(manager, OneStateManager)
@@ -195,11 +197,9 @@ class BlockTables:
         if not self.enable_caching:
             return NOTHING_FOUND
         known = self._known.setdefault(request.request_id, Known())
-        limit = num_tokens - 1
-        self._hash(request, known.hashes, limit)
-        hit = self._lookup.longest_hit(known.hashes, limit)
-        if self._drops_eagle_block:
-            hit = hit.without_last_block(self.block_size)
+        # A block that ends with the request may prove a hit below it.
+        self._hash(request, known.hashes, num_tokens)
+        hit = self._lookup.longest_hit(known.hashes, num_tokens - 1)
         known.junction, known.longest = hit.junction, hit.longest
         num_revived = 0
         for manager, blocks in zip(self.managers, hit.blocks, strict=True):
@@ -350,15 +350,21 @@ class BlockTables:
         if not self.enable_caching:
             return
         table: BlockTable = request.table
-        num_full = num_tokens - num_tokens % self._registers_every
-        if num_full <= table.num_registered_tokens:
+        num_full = most = num_tokens - num_tokens % self._registers_every
+        if num_full and self._num_proof_tokens:
+            most = min(num_full + self._num_proof_tokens, num_tokens)
+            most -= most % self._hash_block_size
+        if most <= table.num_registered_tokens:
             return
         known = table.known
-        self._hash(request, known.hashes, num_full)
+        self._hash(request, known.hashes, most)
         num_keyed = len(known.hashes) * self._hash_block_size
-        table.num_registered_tokens = min(num_full, num_keyed)
+        table.num_registered_tokens = min(most, num_keyed)
         for manager, own in zip(self.managers, table.groups, strict=True):
-            manager.register(own, request, known.hashes, num_full, known.junction)
+            num_own = num_full
+            if manager.drops_eagle_block:  # and the block behind, which proves a hit
+                num_own = min(num_full + manager.block_size, most)
+            manager.register(own, request, known.hashes, num_own, known.junction)
 
     def _hash(self, request: TableRequest, hashes: list[int], num_tokens: int) -> None:
         """Extend keys to what fills a hash block of `num_tokens` tokens."""

@@ -78,7 +78,9 @@ def group_layers(
         num_groups = _ceil(len(names), size)
         for index in range(num_groups):
             dealt = tuple(names[index::num_groups])
-            groups.append(KVCacheGroup(dealt, spec, len(dealt) * spec.page_size_bytes))
+            num_bytes = len(dealt) * spec.page_size_bytes
+            drafts = any(unified[name].is_draft for name in dealt)
+            groups.append(KVCacheGroup(dealt, spec, num_bytes, is_eagle_group=drafts))
     return tuple(groups)
 
 
@@ -89,7 +91,8 @@ def _one_group(layers: Layers) -> KVCacheGroup | None:
     if spec is None:
         return None
     pages = sum(layer.page_size_bytes for layer in specs)
-    return KVCacheGroup(tuple(layers), spec, pages)
+    drafts = any(layer.is_draft for layer in specs)
+    return KVCacheGroup(tuple(layers), spec, pages, is_eagle_group=drafts)
 
 
 def _merged(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
@@ -228,6 +231,7 @@ def _promoted(
         num_kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         dtype=spec.dtype,
+        is_draft=spec.is_draft,
         sliding_window=getattr(spec, "sliding_window", None),
         attention_chunk_size=getattr(spec, "attention_chunk_size", None),
     )

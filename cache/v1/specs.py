@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any
@@ -36,10 +36,13 @@ class KVCacheSpec:
         Tokens a block.
     page_size_bytes
         Bytes of one block of one layer, padding included.
+    is_draft
+        Whether the layer is a drafter's; it may share a group with the target's.
     """
 
     block_size: int
     page_size_bytes: int
+    is_draft: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +140,14 @@ class KVCacheGroup:
         Of each of them; of the first, where their pages differ in size.
     bytes_per_block
         Of one block of all of its layers.
+    is_eagle_group
+        Whether layers of a drafter are among them.
     """
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
     bytes_per_block: int
+    is_eagle_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,6 @@ def conform(
             "--offload draws engines with one group of layers and without drafts; give "
             "it without --groups and --speculative"
         )
-    if pairs and groups and speculative:
-        raise ConfigError(
-            "--pairs draws drafts of engines with one group of layers; give it without "
-            "--groups or --speculative"
-        )
     drawn = (groups, async_scheduling, speculative, offload, pairs)
     if engine == "sglang" and any(drawn):
         raise ConfigError(
@@ -336,7 +331,7 @@ def _drawn(
             connected = random_group_pools_workload
         elif pools:
             connected = random_pools_workload
-        if offload or groups:
+        if offload:
             del core["speculative"]  # none is drawn
         for seed in seeds:
             yield connected(seed, release, **core, **pools)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from cache.errors import CacheConfigError
@@ -9,12 +12,17 @@ from cache.v1.block_pool import BlockPool
 from cache.v1.block_table import BlockTable, Known
 from cache.v1.groups.base import GroupTerms
 from cache.v1.groups.full import FullAttentionManager
+from cache.v1.groups.kinds import EngineLimits, make_managers
+from cache.v1.groups.lookup import Lookup
 from cache.v1.planning import resolve_block_sizes
 from cache.v1.specs import (
     FullAttentionSpec,
     KVCacheGroup,
+    KVCacheLayout,
+    KVCacheSpec,
     MambaCacheMode,
     MambaSpec,
+    SlidingWindowSpec,
 )
 
 FULL = FullAttentionSpec(
@@ -29,7 +37,7 @@ STATE = MambaSpec(
 )
 
 
-def group(spec: FullAttentionSpec | MambaSpec) -> KVCacheGroup:
+def group(spec: KVCacheSpec) -> KVCacheGroup:
     return KVCacheGroup(layer_names=("0",), spec=spec, bytes_per_block=1024)
 
 
@@ -69,3 +77,56 @@ def test_states_that_are_not_aligned_are_matched_coarsely_beside_others() -> Non
 def test_nothing_of_a_new_table_was_looked_at() -> None:
     """With blocks of one token the first is full at once."""
     assert BlockTable(2, Known()).num_registered_tokens == 0
+
+
+@pytest.mark.parametrize("drafter", [(), (0,), (1,), (0, 1)])
+def test_a_hit_that_loses_its_last_block_has_a_block_behind(
+    drafter: tuple[int, ...],
+) -> None:
+    """Blocks are cached at random; each length is tried, from the longest on."""
+    reach, size, num_hashes = 40, FULL.block_size, 8
+    window = SlidingWindowSpec(
+        block_size=size,
+        page_size_bytes=1024,
+        num_kv_heads=1,
+        head_size=16,
+        dtype="bfloat16",
+        sliding_window=reach + 1,
+    )
+    groups = tuple(
+        replace(group(spec), is_eagle_group=number in drafter)
+        for number, spec in enumerate((FULL, window))
+    )
+    layout = KVCacheLayout(groups, 40, 2048, size, size, size)
+    limits = EngineLimits(256, 256, 256, drops_eagle_block=True)
+    drops = [not drafter or number in drafter for number in range(2)]
+    draw, hashes = Random(f"drops {drafter}"), [*range(100, 100 + num_hashes)]
+    found_lengths = set()
+    for _ in range(150):
+        pool = BlockPool(40, enable_caching=True)
+        managers = make_managers(layout, limits, pool, None)
+        cached = [
+            {index for index in range(num_hashes) if draw.random() < 0.85}
+            for _ in drops
+        ]
+        for manager, indices in zip(managers, cached, strict=True):
+            for index in indices:
+                key = hashes[index] ^ manager.salt
+                pool.cache_full_blocks(pool.get_new_blocks(1), [key], index)
+        limit = draw.choice((num_hashes * size - 1, num_hashes * size - size // 2, 70))
+
+        def is_hit(end: int, cached: list[set[int]] = cached) -> bool:
+            firsts = 0, max(end * size - reach, 0) // size
+            return all(
+                set(range(first, end + own_drops)) <= own
+                for first, own_drops, own in zip(firsts, drops, cached, strict=True)
+            )
+
+        expected = next(
+            end for end in range(limit // size, -1, -1) if not end or is_hit(end)
+        )
+        hit = Lookup(layout, managers, pool).longest_hit(hashes, limit)
+        assert hit.num_tokens == expected * size
+        assert {len(blocks) for blocks in hit.blocks} == {expected}
+        found_lengths.add(expected)
+    assert len(found_lengths) > 3

@@ -73,16 +73,22 @@ def test_random_pools_go_as_in_the_real_engines(
 @pytest.mark.skipif(
     bool(why_missing()) or minor() != "0.33", reason="pools are known of 0.33 only"
 )
+@pytest.mark.parametrize("speculative", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
 def test_random_groups_in_pools_go_as_in_the_real_engines(
-    first: int, asynchronous: bool
+    first: int, asynchronous: bool, speculative: bool
 ) -> None:
     release = nearest_release(installed_version())
     coverage = Coverage()
     for seed in range(first, first + WORKLOADS_A_TEST):
         workload = random_group_pools_workload(
-            seed, release, prefillers=0, decoders=0, async_scheduling=asynchronous
+            seed,
+            release,
+            prefillers=0,
+            decoders=0,
+            async_scheduling=asynchronous,
+            speculative=speculative,
         )
         comparison = compare(workload)
         assert comparison.difference is None, (
@@ -93,5 +99,6 @@ def test_random_groups_in_pools_go_as_in_the_real_engines(
     for name in (
         *("groups of windows", "groups of chunked attention", "failed pulls"),
         *("blocks of several sizes", "preemptions beside pulls", "junctions"),
+        *(("accepted drafts", "padded admissions") if speculative else ()),
     ):
         assert met[name] > 0, name

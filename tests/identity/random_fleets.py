@@ -43,7 +43,7 @@ def draw_fleet_case(seed: int) -> Case:
         data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model)
         if "links" in data["fleet"] and Random(f"layers {number}").random() < 0.5:
             _give_groups(data, number)
-        elif "links" in data["fleet"]:
+        if "links" in data["fleet"]:
             _draft_apart(Random(f"drafts {seed}"), data)
         if Random(f"spaced {number}").random() < 0.1:  # one by one, for one pool
             last = data["fleet"]["pools"][-1]

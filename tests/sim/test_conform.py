@@ -130,7 +130,6 @@ def test_files_are_compared_under_the_installed_release(
         (["--offload", "--groups"], "give it without --groups"),
         (["--offload", "--speculative"], "give it without --groups and --speculative"),
         (["--pairs", "--offload"], "draw engines with one connector; give one of them"),
-        (["--pairs", "--groups", "--speculative"], "draws drafts of engines with one"),
         (["--decoders", "2"], "say how many engines --pairs draws"),
         (
             ["--pairs", "--prefillers", "-1"],

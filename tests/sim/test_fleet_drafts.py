@@ -23,6 +23,7 @@ from sim.studies.conformance.random_pairs import (
     random_pools_workload,
 )
 from sim.views.plots.ranks import figures_of
+from tests.sim.test_fleet_pair_groups import GPT_OSS
 from tests.sim.test_fleet_pairs import checked, fleet_of, simulation_of
 from tests.sim.test_fleet_run import TIGHT, data_of
 from tests.sim.test_pairs import SIDE, pair, request, told
@@ -240,13 +241,32 @@ def test_both_need_the_same_drafter(prefill: Any, decode: Any, line: str) -> Non
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("drafts", [EAGLE, NGRAM])
-def test_windows_are_not_built_beside_drafts(drafts: dict[str, Any]) -> None:
-    engine = {"model": "openai/gpt-oss-20b", "max_model_len": 1024}
-    drafting = engine | {"speculative_config": drafts}
-    line = "drafts in prefill and decode pools are known of models with full attention"
-    with pytest.raises(ConfigError, match=line):
-        simulation_of(fleet_of(1, 1), drafting, **ACCEPTED)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_of_windows_only_the_end_is_moved_beside_drafts(ahead: bool) -> None:
+    """Of full attention 13 layers, one is the drafter's; a block 12 tensors of windows.
+
+    64 tokens lack the last block of a hit, which a drafter of hidden states computes
+    again: a prompt that is hit as a whole is moved but for what lies before its end.
+    """
+    engine = GPT_OSS | {"async_scheduling": ahead, "speculative_config": EAGLE}
+    run = simulation_of(fleet_of(2, 2), engine, num_requests=60, **ACCEPTED)
+    results = checked(run)
+    summary, pulls = results.summary, results.recording.transfer_table
+    assert pulls is not None
+    assert summary["completed"] == 60
+    assert summary["spec_decode_acceptance_length"] > 1.5
+    prompts = results.requests.set_index("request_id")["num_prompt_tokens"]
+    num_pages = 0
+    for number, num_tokens in zip(
+        pulls["request_id"], pulls["num_tokens"], strict=True
+    ):
+        num_all = -(-prompts[number] // 16)
+        first = num_all - -(-num_tokens // 16)
+        num_passed = max(prompts[number] - 127, 0) // 16
+        num_of_window = min(num_all - max(num_passed, first), 9)
+        num_pages += (num_all - first) * 13 + num_of_window * 12
+    num_bytes = num_pages * 16 * 8 * 64 * 2 * 2  # 8 heads of 64, in 16 bit
+    assert summary["transfers"]["num_bytes"] == num_bytes
 
 
 def test_a_tier_is_not_built_beside_drafts() -> None:

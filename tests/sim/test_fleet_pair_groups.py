@@ -79,7 +79,7 @@ def test_of_a_window_only_its_end_is_offered() -> None:
         producer.num_computed_tokens = 13
         tables.leave_behind(producer, 13)
         tables.begin(consumer, 13, tables.find(consumer, 13), num_tokens_to_cache=0)
-        assert tables.num_missing_blocks(consumer, 13) == 0
+        assert tables.num_missing_blocks(consumer, 13, is_whole=True) == 0
         found.append((exchange.offered(producer), exchange.wanted(consumer, 0)))
         tables.check([producer, consumer])
     # Blocks 5 and 6 lay behind the window, and are free again.
@@ -162,8 +162,11 @@ def test_refused(engine: dict[str, Any], pool: dict[str, Any], line: str) -> Non
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("pools", [{}, {"prefillers": 0, "decoders": 2}])
-def test_conform_draws_them(pools: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("pools", "speculative"),
+    [({}, False), ({"prefillers": 0, "decoders": 2}, False), ({}, True)],
+)
+def test_conform_draws_them(pools: dict[str, int], speculative: bool) -> None:
     workload, *_ = _drawn(
         range(1),
         "0.33.0",
@@ -172,7 +175,10 @@ def test_conform_draws_them(pools: dict[str, int]) -> None:
         pairs=True,
         pools=pools,
         async_scheduling=False,
-        speculative=False,
+        speculative=speculative,
     )
-    assert workload.name == "groups in pools, seed 0"
+    name = "groups in pools, seed 0" + ", speculative" * speculative
+    assert workload.name == name
+    (decode, *_) = workload.sides("decode")
+    assert ("speculative" in decode.config) == speculative
     assert len(workload.sides("decode")) == (2 if pools else 1)

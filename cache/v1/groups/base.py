@@ -37,6 +37,10 @@ class GroupTerms:
         alignment, 0 for those of prompts and junctions only.
     most_admitted_blocks
         Most blocks that admission counts for a request, or None.
+    drops_eagle_block
+        Whether hits of the group lose their last block.
+    proof_tokens
+        Tokens behind a hit that groups which lose their last block look at, or 0.
     """
 
     salt: int
@@ -44,6 +48,8 @@ class GroupTerms:
     hit_alignment: int
     retention_interval: int | None
     most_admitted_blocks: int | None
+    drops_eagle_block: bool = False
+    proof_tokens: int = 0
 
 
 class GroupTable:
@@ -125,6 +131,8 @@ class GroupManager(ABC):
         self.hash_block_size = terms.hash_block_size
         self.retention_interval = terms.retention_interval
         self.most_admitted_blocks = terms.most_admitted_blocks
+        self.drops_eagle_block = terms.drops_eagle_block
+        self._proof_tokens = terms.proof_tokens
         self.num_hashes = max(spec.block_size // terms.hash_block_size, 1)
         self.copies: list[tuple[KVCacheBlock, KVCacheBlock]] = []
         self.num_held_blocks = 0
@@ -162,15 +170,32 @@ class GroupManager(ABC):
         first, stop
             Indices of blocks.
         boundaries
-            Tokens up to which a later request may hit: of the prompt, and of the
-            junction if there is one.
+            Tokens up to which a later request may hit; see `boundaries`.
         """
         del boundaries
         return range(first, stop)
 
+    def boundaries(self, request: TableRequest, junction: int) -> Sequence[int]:
+        """Return up to which tokens a later request may hit.
+
+        Those of the prompt, and of the junction if there is one. Where hits lose their
+        last block, a longer prompt hits no further than a block below, and the same
+        prompt once more one lower if a block ends with it.
+        """
+        last, unit = request.num_prompt_tokens - 1, self._proof_tokens
+        found = [last]
+        if unit:
+            ends = (last // unit * unit, (last + 1) // unit * unit)
+            found = [max(end - unit, 0) for end in ends]
+        if junction:
+            found.append(junction)
+            if self.drops_eagle_block:
+                found.append(junction - self.block_size)
+        return found
+
     @abstractmethod
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         """Return the longest usable prefix of at most `limit` tokens.
 
@@ -182,6 +207,8 @@ class GroupManager(ABC):
             In tokens.
         get, salt
             ``get(hash ^ salt)`` gives the cached blocks of a hash, or None.
+        drops
+            Whether the last block that is found is not used.
 
         Returns
         -------
@@ -233,15 +260,20 @@ class GroupManager(ABC):
         return num_blocks + (1 if self._ends_inside(hits, num_hit_tokens) else 0)
 
     def num_missing_blocks(
-        self, own: GroupTable | None, request: TableRequest, num_tokens: int
+        self,
+        own: GroupTable | None,
+        request: TableRequest,
+        num_tokens: int,
+        *,
+        is_whole: bool,
     ) -> int:
-        """Return how many blocks a request lacks for all of its tokens.
+        """Return how many blocks a request lacks for so many tokens.
 
-        Only what it holds at a time counts.
+        If these are all of its tokens, only what it holds at a time counts.
         """
         del request
         num_blocks, most = -(-num_tokens // self.block_size), self.most_admitted_blocks
-        if most is not None and most < num_blocks:
+        if is_whole and most is not None and most < num_blocks:
             num_blocks = most
         return max(num_blocks - (0 if own is None else len(own.blocks)), 0)
 
@@ -384,8 +416,7 @@ class GroupManager(ABC):
         if stop <= first:
             return
         own.num_seen = stop
-        last = request.num_prompt_tokens - 1
-        kept = self.kept(first, stop, (last, junction) if junction else (last,))
+        kept = self.kept(first, stop, self.boundaries(request, junction))
         if not kept:
             return
         blocks, keys, salt = own.blocks, self.keys(hashes), self.salt

@@ -37,9 +37,10 @@ class ChunkedLocalAttentionManager(GroupManager):
         return set(range(0, self.block_size, gcd(self._chunk_size, self.block_size)))
 
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         """See `GroupManager.longest_hit`; what is before the chunk counts unseen."""
+        assert not drops, "see `cache.v1.groups.kinds.check_drafts`"
         block_size, keys = self.block_size, self.keys(hashes)
         first = self.num_passed_tokens(limit) // block_size
         found: list[Any] = [None] * first

@@ -32,7 +32,7 @@ class FullAttentionManager(GroupManager):
     """
 
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         block_size, alignment = self.block_size, self.hit_alignment
         keys: Iterable[int] = islice(self.keys(hashes), limit // block_size)
@@ -47,6 +47,8 @@ class FullAttentionManager(GroupManager):
                 if blocks is not None:
                     found.append(blocks)
                     return found, (index + 1) * alignment
+        if drops and found:
+            num_tokens -= block_size
         num_tokens -= num_tokens % alignment
         del found[-(-num_tokens // block_size) :]
         return found, num_tokens
@@ -63,7 +65,9 @@ class FullAttentionManager(GroupManager):
         if self.fine_pool is None:
             return
         unit, block_size = self.hash_block_size, self.block_size
-        end = (request.num_prompt_tokens - 1) // unit * unit
+        # Where hits lose their last block the whole prompt is looked up.
+        limit = request.num_prompt_tokens - (not self.drops_eagle_block)
+        end = min(limit // unit, len(hashes)) * unit
         if end > num_tokens or end % block_size == 0:
             return
         index = end // block_size

@@ -109,12 +109,31 @@ def check_drafts(
             "eviction policies know no draft tokens; leave evictor or "
             "speculative_config out"
         )
-    drops_block = limits.drops_eagle_block and enable_caching
-    if drops_block and not layout.keeps_all_blocks:
-        raise CacheConfigError(
-            "disable_lookahead_block_hashes is known of models with one KV cache group "
-            "of full attention; leave it out, or set disable_eagle_block_drop"
-        )
+    if not (limits.drops_eagle_block and enable_caching):
+        return
+    drops = drops_of(layout, limits)
+    for group, drops_block in zip(layout.groups, drops, strict=True):
+        is_chunked = isinstance(group.spec, ChunkedLocalAttentionSpec)
+        if isinstance(group.spec, MambaSpec) or (is_chunked and drops_block):
+            raise CacheConfigError(
+                "hits that lose their last block are known of full attention and "
+                "windows, not of states, and of chunks without layers of the drafter; "
+                "leave disable_lookahead_block_hashes out, or set "
+                "disable_eagle_block_drop"
+            )
+
+
+def drops_of(layout: KVCacheLayout, limits: EngineLimits) -> list[bool]:
+    """Return which groups lose the last block of a hit.
+
+    Those of a drafter's layers, or all where none is known to have some; groups with
+    equal layers are looked up together.
+    """
+    eagle = {group.spec for group in layout.groups if group.is_eagle_group}
+    return [
+        limits.drops_eagle_block and (not eagle or group.spec in eagle)
+        for group in layout.groups
+    ]
 
 
 def make_managers(
@@ -125,6 +144,7 @@ def make_managers(
 ) -> list[GroupManager]:
     """Return a manager for each group of a layout."""
     managers = []
+    drops = drops_of(layout, limits)
     # The keys of the first full attention, which are the most, are bare hashes.
     is_full = [_kind_of(group.spec) is FullAttentionManager for group in layout.groups]
     bare = is_full.index(True) if True in is_full else 0
@@ -143,6 +163,8 @@ def make_managers(
                 if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
                 else None
             ),
+            drops_eagle_block=drops[number],
+            proof_tokens=layout.scheduler_block_size * any(drops),
         )
         managers.append(kind(spec, pool, terms))
     return managers

@@ -41,11 +41,6 @@ class Hit(NamedTuple):
         """
         return self.longest if self.longest > self.num_tokens else 0
 
-    def without_last_block(self, block_size: int) -> Hit:
-        """Return the hit of the only group without its last block, which has one."""
-        num_tokens = max(self.num_tokens - block_size, 0)
-        return Hit([blocks[:-1] for blocks in self.blocks], num_tokens, num_tokens)
-
 
 class Bucket:
     """Groups with equal layers, which are looked up together.
@@ -62,21 +57,26 @@ class Bucket:
         self.numbers = tuple(managers)
         self.manager = next(iter(managers.values()))
         self.is_full = isinstance(self.manager, FullAttentionManager)
+        self.drops_eagle_block = self.manager.drops_eagle_block
         self._null_block = pool.null_block
         self._get_one = pool.cached_blocks.get
         self._get_any = pool.cached_blocks.get_any
         self._salts = tuple(manager.salt for manager in managers.values())
 
     def longest_hit(
-        self, hashes: list[int], limit: int
+        self, hashes: list[int], limit: int, *, drops: bool
     ) -> tuple[list[list[KVCacheBlock]], int]:
-        """Return the blocks of each group, and how many tokens all of them have."""
+        """Return the blocks of each group, and how many tokens all of them have.
+
+        With `drops` the last block that is found is not used.
+        """
         null_block, find = self._null_block, self.manager.longest_hit
         if len(self._salts) == 1:
-            found, num_tokens = find(hashes, limit, self._get_any, self._salts[0])
+            salt = self._salts[0]
+            found, num_tokens = find(hashes, limit, self._get_any, salt, drops=drops)
             blocks = [null_block if each is None else first_of(each) for each in found]
             return [blocks], num_tokens
-        found, num_tokens = find(hashes, limit, self._get_all, 0)
+        found, num_tokens = find(hashes, limit, self._get_all, 0, drops=drops)
         nulls = (null_block,) * len(self._salts)
         columns = zip(*(nulls if row is None else row for row in found), strict=True)
         return [list(blocks) for blocks in columns] or [
@@ -128,6 +128,7 @@ class Lookup:
         buckets = [Bucket(members, pool) for members in by_spec.values()]
         self.buckets = sorted(buckets, key=lambda bucket: not bucket.is_full)
         self._num_groups = len(managers)
+        self._hash_block_size = layout.hash_block_size
         # Full attention trims to whatever the only other kind has.
         self._needs_one_pass = len(buckets) == 1 or (
             len(buckets) == 2 and self.buckets[0].is_full
@@ -137,9 +138,13 @@ class Lookup:
         """Return the longest common prefix of at most `limit` tokens.
 
         Each bucket takes what the one before it leaves, until a pass changes nothing.
+        One that loses its last block looks a block further than the others, where
+        there are others, and loses it once for each length that is tried.
         """
         blocks: list[list[KVCacheBlock]] = [[] for _ in range(self._num_groups)]
         full_hits: dict[Bucket, int] = {}
+        proved: set[Bucket] = set()
+        num_hashed = len(hashes) * self._hash_block_size
         num_tokens, longest = limit, 0
         while True:
             candidate = num_tokens
@@ -147,7 +152,16 @@ class Lookup:
                 if bucket in full_hits:
                     candidate = min(candidate, full_hits[bucket])
                     continue
-                found, candidate = bucket.longest_hit(hashes, candidate)
+                before, drops = candidate, bucket.drops_eagle_block
+                drops = drops and bucket not in proved
+                if drops and self._num_groups > 1:
+                    before = min(candidate + bucket.manager.block_size, num_hashed)
+                found, num_found = bucket.longest_hit(hashes, before, drops=drops)
+                if drops:
+                    proved.add(bucket)
+                elif num_found < candidate:
+                    proved.clear()
+                candidate = num_found
                 for number, column in zip(bucket.numbers, found, strict=True):
                     blocks[number] = column
                 if bucket.is_full:

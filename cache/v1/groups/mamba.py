@@ -79,7 +79,7 @@ class OneStateManager(GroupManager):
         self.num_speculative_blocks = spec.num_speculative_blocks
 
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         """Find nothing: a state that is overwritten is not cached."""
         del hashes, limit, get, salt
@@ -286,7 +286,7 @@ class MambaManager(OneStateManager):
     # -- hits -----------------------------------------------------------------
 
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         block_size, alignment = self.block_size, self.hit_alignment
         unit = alignment if alignment < block_size else block_size

@@ -56,7 +56,7 @@ class Needs:
             have given up by then do not count.
         num_external_tokens
             Tokens behind its hits that are to be loaded, all else being computed:
-            nothing is loaded that windows have left behind then.
+            nothing is loaded that windows have left behind then, and no drafter writes.
         """
         hits = found.parts or self._no_hits
         num_hit_tokens = found.num_blocks * self._hit_alignment
@@ -67,7 +67,8 @@ class Needs:
                 manager.num_revived(blocks, num_computed)
                 for manager, blocks in zip(self._managers, hits, strict=True)
             )
-        num_slots = num_tokens if is_whole else self._num_slots(num_tokens)
+        has_drafts = not (is_whole or num_external_tokens)
+        num_slots = self._num_slots(num_tokens) if has_drafts else num_tokens
         for manager, blocks in zip(self._managers, hits, strict=True):
             num_blocks += manager.num_new_blocks_of_head(
                 request,
@@ -80,20 +81,21 @@ class Needs:
             )
         return num_blocks
 
-    def of_rest(self, request: TableRequest, num_tokens: int) -> int:
-        """Return how many blocks a request lacks until all its tokens are computed.
+    def of_rest(self, request: TableRequest, num_tokens: int, *, is_whole: bool) -> int:
+        """Return how many blocks a request lacks until so many tokens are computed.
 
         Parameters
         ----------
         request
             With a table, or one that has lost it.
-        num_tokens
-            All that it has; blocks that it will have given up by then do not count.
+        num_tokens, is_whole
+            See `of_head`.
         """
         table = request.table
         return sum(
             manager.num_missing_blocks(
-                None if table is None else table.groups[number], request, num_tokens
+                *(None if table is None else table.groups[number], request, num_tokens),
+                is_whole=is_whole,
             )
             for number, manager in enumerate(self._managers)
         )

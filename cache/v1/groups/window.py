@@ -49,10 +49,14 @@ class SlidingWindowManager(GroupManager):
         self.reach = spec.sliding_window - 1
         # At least one: without look-back every single block is a hit.
         self._num_needed = max(self.window.num_blocks_for_hit, 1)
+        # Behind a hit lies the block that it loses.
+        self._num_behind = int(terms.drops_eagle_block)
+        num_kept = max(self.window.num_blocks_for_hit + self._num_behind, 1)
+        self._num_kept = num_kept
         interval = terms.retention_interval
         segment = terms.hit_alignment if interval is None else interval
         self._num_per_segment = segment // spec.block_size
-        self._keeps_all = 0 < self._num_per_segment <= self._num_needed
+        self._keeps_all = 0 < self._num_per_segment <= num_kept
 
     def num_passed_tokens(self, num_computed_tokens: int) -> int:
         num_tokens = num_computed_tokens - self.reach
@@ -65,19 +69,24 @@ class SlidingWindowManager(GroupManager):
         if self._keeps_all:
             return range(first, stop)
         kept: set[int] = set()
-        num_needed, num_per_segment = self._num_needed, self._num_per_segment
+        num_kept, num_per_segment = self._num_kept, self._num_per_segment
+        shift = self._num_behind
         if num_per_segment:
-            least = num_per_segment - num_needed
-            kept.update(i for i in range(first, stop) if i % num_per_segment >= least)
+            least = num_per_segment - num_kept
+            kept.update(
+                i
+                for i in range(max(first, shift), stop)
+                if (i - shift) % num_per_segment >= least
+            )
         if self.retention_interval is not None:
             alignment = self.hit_alignment
             for boundary in boundaries:
-                end = boundary // alignment * alignment // self.block_size
-                kept.update(range(max(first, end - num_needed), min(stop, end)))
+                end = boundary // alignment * alignment // self.block_size + shift
+                kept.update(range(max(first, end - num_kept), min(stop, end)))
         return sorted(kept)
 
     def longest_hit(
-        self, hashes: list[int], limit: int, get: Get, salt: int
+        self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
     ) -> tuple[list[Any], int]:
         """See `GroupManager.longest_hit`.
 
@@ -87,16 +96,21 @@ class SlidingWindowManager(GroupManager):
         """
         block_size, keys = self.block_size, self.keys(hashes)
         num_per_hit = self.hit_alignment // block_size
+        num_needed = self._num_kept if drops else self._num_needed
         run: list[Any] = []  # right to left
         for index in range(limit // block_size - 1, -1, -1):
             blocks = get(keys[index] ^ salt)
             if blocks is None:
                 run.clear()
                 continue
-            if not run and (index + 1) % num_per_hit:
+            if not run and (index + (not drops)) % num_per_hit:
                 continue
             run.append(blocks)
-            if len(run) >= self._num_needed:
-                return [None] * index + run[::-1], (index + len(run)) * block_size
+            if len(run) >= num_needed:
+                num_blocks = index + len(run) - drops
+                found = [None] * index + run[::-1]
+                return found[:num_blocks], num_blocks * block_size
         num_blocks = len(run) - len(run) % num_per_hit
+        if drops and num_blocks:  # a whole unit of hits, as its last block goes
+            num_blocks -= num_per_hit
         return run[::-1][:num_blocks], num_blocks * block_size

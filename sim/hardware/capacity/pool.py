@@ -91,10 +91,9 @@ def _keeps_all_blocks(arguments: EngineArguments) -> bool:
 
 def draft_kv_share(arguments: EngineArguments, plan: KVCachePlan) -> float:
     """Return the share of all layers' caches that is the drafter's."""
-    first = arguments.model.num_hidden_layers
-    sizes = {name: spec.page_size_bytes for name, spec in plan.layers.items()}
-    own = sum(size for name, size in sizes.items() if int(name.split(".")[2]) >= first)
-    return own / sum(sizes.values())
+    layers = plan.layers.values()
+    own = sum(spec.page_size_bytes for spec in layers if spec.is_draft)
+    return own / sum(spec.page_size_bytes for spec in layers)
 
 
 def _on_stage(plan: KVCachePlan, layers: range) -> KVCachePlan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from cache.v1.specs import (
     ELEMENT_BYTES,
@@ -95,7 +95,8 @@ def kv_cache_layers(
     """
     layers = _layers(model, options, 0)
     if drafter is not None:
-        layers |= _layers(drafter, options, model.num_hidden_layers)
+        own = _layers(drafter, options, model.num_hidden_layers)
+        layers |= {name: replace(spec, is_draft=True) for name, spec in own.items()}
     return layers
 
 
@@ -170,7 +171,7 @@ def attention_spec(
         vector_bytes(heads.head_dim, dtype),
         vector_bytes(heads.v_head_dim, dtype),
     )
-    shape = {
+    shape: dict[str, Any] = {
         "block_size": options.block_size,
         "page_size_bytes": options.block_size * num_kv_heads * sum(widths),
         "num_kv_heads": num_kv_heads,

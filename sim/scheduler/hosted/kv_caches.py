@@ -60,6 +60,7 @@ def kv_cache_config(api: VllmApi, cache: CacheConfig) -> Any:
                 "layer_names": list(group.layer_names),
                 "kv_cache_spec": hosted_spec(api, group.spec),
             },
+            {"is_eagle_group": group.is_eagle_group},
         )
         for group in cache.groups.groups
     ]

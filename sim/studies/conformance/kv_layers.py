@@ -29,22 +29,29 @@ _MOST_LAYERS = 1 << 10
 
 
 class DraftLayer(Table):
-    """A layer of a drafter, as ``[kind, num_kv_heads, head_size]``."""
+    """A layer of a drafter, as ``[kind, num_kv_heads, head_size]``, and its window."""
 
-    kind: Literal["full"]
+    kind: Literal["full", "window"]
     num_kv_heads: Positive
     head_size: Positive
+    sliding_window: Positive | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
         if not isinstance(data, list):
             return data
-        return dict(zip(("kind", "num_kv_heads", "head_size"), data, strict=False))
+        return dict(zip(cls.model_fields, data, strict=False))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DraftLayer:
+        if (self.kind == "window") != (self.sliding_window is not None):
+            raise ValueError("a draft layer of kind window has one, and no other kind")
+        return self
 
     def spec(self, options: KVCacheOptions) -> KVCacheSpec:
         """Return the cache of the layer."""
-        own = SpelledLayer(num_kv_heads=self.num_kv_heads, head_size=self.head_size)
+        own = SpelledLayer.model_validate(self.model_dump(exclude={"kind"}))
         return own.spec(options, LocalOverride())
 
 

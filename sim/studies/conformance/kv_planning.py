@@ -108,7 +108,8 @@ class KvCache(Table):
         )
         layers = self._target_layers(options)
         for index, layer in enumerate(self.draft_layers, len(layers)):
-            layers[f"model.layers.{index}.attn"] = layer.spec(options)
+            spec = layer.spec(options)
+            layers[f"model.layers.{index}.attn"] = replace(spec, is_draft=True)
         return layers
 
     def _target_layers(self, options: KVCacheOptions) -> dict[str, KVCacheSpec]:

@@ -11,12 +11,16 @@ from sim.studies.conformance.random_pairs import (
     along_the_way,
     along_the_way_to_pools,
     schedule_some_ahead,
+    verify_some,
 )
 from sim.studies.conformance.random_v1 import (
     MOST_REQUESTS,
+    accept_some,
     as_workload,
     later_keys,
     random_requests,
+    stop_some,
+    with_drafts,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ def random_group_pools_workload(
     prefillers: int | None = None,
     decoders: int | None = None,
     async_scheduling: bool = False,
+    speculative: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for prefillers and decoders of a release.
 
@@ -47,7 +52,10 @@ def random_group_pools_workload(
         given or drawn
         for given, drawn in zip((prefillers, decoders), numbers, strict=True)
     )
-    first = drawn_engine(draw, {}, release, _STYLES)
+    drafts = Random(f"drafts {seed}")
+    core = with_drafts(drafts, {}) if speculative else {}
+    first = drawn_engine(draw, core, release, _STYLES)
+    drafted = first.config.pop("speculative", None)
     sides = [first.config]
     while len(sides) < num_prefillers + num_decoders:
         sides.append(_alike(first.config, draw, release))
@@ -64,6 +72,14 @@ def random_group_pools_workload(
     if async_scheduling:
         schedule_some_ahead(seed, sides, requests)
         name += ", asynchronous"
+    if drafted is not None:
+        verify_some(
+            drafts, sides, num_prefillers=num_prefillers, method=drafted["method"]
+        )
+        accept_some(drafts, requests)
+        name += ", speculative"
+        if not async_scheduling:
+            stop_some(Random(f"stops {seed}"), requests)
     sides = [side | _size(GroupEngine(side, first.kv), draw, release) for side in sides]
     prefill, decode = sides[:num_prefillers], sides[num_prefillers:]
     config = {"pd": way, "prefill": prefill, "decode": decode}

@@ -55,7 +55,7 @@ def random_pair_workload(
         name += ", asynchronous"
     if speculative:
         drafts = Random(f"drafts {seed}")
-        _verify_some(drafts, [prefill, decode], num_prefillers=1)
+        verify_some(drafts, [prefill, decode], num_prefillers=1)
         accept_some(drafts, requests)
         name += ", speculative"
     if async_scheduling or speculative:
@@ -98,7 +98,7 @@ def random_pools_workload(
         name += ", asynchronous"
     if speculative:
         drafts = Random(f"drafts {seed}")
-        _verify_some(drafts, sides, num_prefillers=num_prefillers)
+        verify_some(drafts, sides, num_prefillers=num_prefillers)
         accept_some(drafts, requests)
         name += ", speculative"
         if not async_scheduling:
@@ -137,20 +137,24 @@ def along_the_way_to_pools(
     return way
 
 
-def _verify_some(
-    draw: Random, sides: list[dict[str, Any]], *, num_prefillers: int
+def verify_some(
+    draw: Random,
+    sides: list[dict[str, Any]],
+    *,
+    num_prefillers: int,
+    method: str | None = None,
 ) -> None:
-    """Let engines verify drafts.
+    """Let engines verify drafts, by a method that is given or drawn.
 
     All have a drafter's cache, or none has one: both ends of a pull need the same
     layers. Drafts that are looked up are a matter of each engine.
     """
-    method = with_drafts(draw, sides[-1], one_group=True)["speculative"]["method"]
+    method = method or with_drafts(draw, sides[-1])["speculative"]["method"]
     finders = [draw.random() < 0.3 for _ in range(num_prefillers)]
     finders += [draw.random() < 0.7 for _ in sides[num_prefillers:]]
     finders[-1] = True
     for side, finds in zip(sides, finders, strict=True):
-        keys = with_drafts(draw, side, one_group=True)
+        keys = with_drafts(draw, side)
         keys["speculative"]["method"] = method
         if finds or method != "ngram":
             side.update(keys)

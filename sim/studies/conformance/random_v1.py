@@ -47,7 +47,7 @@ def random_workload(
         name += ", asynchronous"
     if speculative:
         drafts = Random(f"drafts {seed}")
-        config |= with_drafts(drafts, config, one_group="sliding_window" not in config)
+        config |= with_drafts(drafts, config)
         accept_some(drafts, requests)
         name += ", speculative"
     if async_scheduling or speculative:
@@ -195,9 +195,7 @@ def withdraw_some(draw: Random, requests: list[dict[str, Any]]) -> None:
             request["abort_step"] = request["arrival_step"] + draw.randint(0, 30)
 
 
-def with_drafts(
-    draw: Random, config: dict[str, Any], *, one_group: bool
-) -> dict[str, Any]:
+def with_drafts(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
     """Return keys of a configuration with drafts; its other limits leave room for them.
 
     Parameters
@@ -206,8 +204,6 @@ def with_drafts(
         Of drafts only.
     config
         The same without them.
-    one_group
-        Whether all layers keep all blocks: only then a hit's last block is dropped.
     """
     methods = ["eagle", "eagle3", "mtp", "draft_model"]
     methods += ["ngram"] if config.get("async_scheduling") else ["ngram"] * 3
@@ -217,7 +213,7 @@ def with_drafts(
         "num_speculative_tokens": num_tokens,
     }
     flag = draw.choice((None, None, None, "eagle_block_drop", "lookahead_block_hashes"))
-    if flag == "eagle_block_drop" or (flag and one_group):
+    if flag:
         drafts[f"disable_{flag}"] = True
     keys: dict[str, Any] = {"speculative": drafts}
     return keys | room_for_drafts(config | keys)

@@ -31,12 +31,6 @@ def check_layout(settings: Settings, layout: KVCacheLayout) -> None:
             "a CPU tier is known of models with full attention only, not with windows, "
             "states or several KV cache groups; leave the tier out"
         )
-    if settings.speculative_config is not None and not layout.keeps_all_blocks:
-        raise SchedulerError(
-            "drafts in prefill and decode pools are known of models with full "
-            "attention only, not with windows or several KV cache groups; leave "
-            "speculative_config out, or let all pools serve"
-        )
     if any(isinstance(group.spec, MambaSpec) for group in layout.groups):
         raise SchedulerError(
             "prefill and decode pools are known of models with attention only, not "

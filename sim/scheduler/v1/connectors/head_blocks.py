@@ -44,14 +44,19 @@ class HeadBlocks:
         self._has_groups = has_groups
         self._extend: Callable[[Request, int, int], bool] = tables.extend
 
-    def num_missing(self, request: Request, num_tokens: int) -> int:
+    def num_missing(
+        self, request: Request, num_tokens: int, *, is_whole: bool = True
+    ) -> int:
         """Return the blocks that a request lacks for so many tokens.
 
-        Of those that it gives up again only what it holds at a time counts.
+        If that is the whole of it, of those that it gives up again only what it holds
+        at a time counts.
         """
         tables: Any = self._tables
         if self._has_groups:
-            num_missing: int = tables.num_missing_blocks(request, num_tokens)
+            num_missing: int = tables.num_missing_blocks(
+                request, num_tokens, is_whole=is_whole
+            )
             return num_missing
         held: int = 0 if request.table is None else tables.num_blocks(request)
         num_blocks: int = -(-num_tokens // tables.block_size) - held
@@ -85,16 +90,19 @@ class HeadBlocks:
 
     def extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
         """Give a head that has loaded its slots up to a token; say if they fit."""
-        num_needed = self.num_missing(request, self._num_slots(request, num_tokens))
+        num_slots = self._num_slots(num_tokens)
+        num_needed = self.num_missing(request, num_slots, is_whole=False)
+        if self._gate.reserves_all:
+            num_all = min(request.num_tokens, self._most_slots)
+            num_needed = max(num_needed, self.num_missing(request, num_all))
         if num_needed + self._num_spare > self._tables.num_free_blocks:
             return False
         self._extend(request, num_tokens, num_computed)
         return True
 
-    def _num_slots(self, request: Request, num_tokens: int) -> int:
-        """Return the slots that must be there for so many tokens of a head."""
-        num_all = min(request.num_tokens, self._most_slots)
-        return max(num_tokens, num_all if self._gate.reserves_all else 0)
+    def _num_slots(self, num_tokens: int) -> int:
+        """Return the slots of a head that computes up to a token."""
+        return num_tokens
 
 
 class DraftingHeadBlocks(HeadBlocks):
@@ -102,10 +110,10 @@ class DraftingHeadBlocks(HeadBlocks):
 
     Parameters
     ----------
-    parts, has_groups
+    parts
         See `HeadBlocks`.
-    drafts, max_model_len
-        Of the engine.
+    drafts, max_model_len, block_sizes
+        Of the engine; sizes by group.
     extend
         Lengthens the table of a request, in which drafts are not findable.
     """
@@ -113,13 +121,16 @@ class DraftingHeadBlocks(HeadBlocks):
     def __init__(
         self,
         *parts: Any,
-        has_groups: bool,
         drafts: SpeculativeConfig,
         max_model_len: int,
+        block_sizes: Iterable[int],
         extend: Callable[[Request, int, int], bool],
     ) -> None:
-        super().__init__(*parts, has_groups=has_groups)
+        super().__init__(*parts, has_groups=True)
         self._drafts = drafts
+        self._num_step_blocks = sum(
+            -(-drafts.num_step_tokens // block_size) for block_size in block_sizes
+        )
         self._max_model_len = max_model_len
         self._extend = extend
 
@@ -131,10 +142,10 @@ class DraftingHeadBlocks(HeadBlocks):
         tables, num_step_tokens = self._tables, self._drafts.num_step_tokens
         num_needed: int = tables.num_needed_blocks(
             *(request, head.num_computed_tokens, head.found),
-            is_whole=True,
+            is_whole=False,
             num_external_tokens=head.num_external_tokens,
         )
-        num_needed += -(-num_step_tokens // tables.block_size) + sum(
+        num_needed += self._num_step_blocks + sum(
             self.num_missing(
                 each, min(each.num_tokens, self._max_model_len) + num_step_tokens
             )
@@ -143,7 +154,6 @@ class DraftingHeadBlocks(HeadBlocks):
         num_free: int = tables.num_free_blocks - self._num_spare
         return num_needed <= num_free
 
-    def _num_slots(self, request: Request, num_tokens: int) -> int:
+    def _num_slots(self, num_tokens: int) -> int:
         num_written = num_tokens + self._drafts.num_lookahead_tokens
-        num_all = super()._num_slots(request, num_tokens)
-        return max(num_all, min(num_written, self._max_model_len))
+        return min(num_written, self._max_model_len)

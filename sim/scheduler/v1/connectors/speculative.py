@@ -43,9 +43,9 @@ class SpeculativeConnectorScheduler(QueuedConnectorScheduler, SpeculativeSchedul
         assert settings.speculative_config is not None
         self._head_blocks = DraftingHeadBlocks(
             *(self.gate, self.tables, self.running, self._most_slots),
-            has_groups=True,
             drafts=settings.speculative_config,
             max_model_len=settings.max_model_len,
+            block_sizes=[group.spec.block_size for group in self.layout.groups],
             extend=self._extend_known,
         )
         self._under_way: dict[Request, None] = {}
