@@ -4,7 +4,8 @@
 
 serves every workload below once with each policy and size of the cache, step by step
 on one core (about a quarter of an hour), keeps what came out in results/eviction, where
-the next call finds it, and puts the tables between the markers of `## Eviction`.
+the next call finds it, and puts the tables between the markers of `## Eviction`. A
+workload of which nothing is kept there has its tables left as they are.
 """
 
 from __future__ import annotations
@@ -167,12 +168,25 @@ def table(race: Race, folder: Path) -> list[str]:
     return [f"### {race.title}", "", *lines] if lines else []
 
 
+def page_with(page: str, tables: dict[str, list[str]]) -> str:
+    """Return the page with tables by title; those without lines stay as they are."""
+    before, _, rest = page.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    for title, lines in tables.items():
+        stands = old.partition(f"### {title}\n")[2].partition("\n### ")[0].strip("\n")
+        if not lines and stands:
+            tables[title] = [f"### {title}", "", stands, ""]
+    lines = [line for table in tables.values() for line in table]
+    return "\n".join([before + BEGIN, "", *lines, END]) + after
+
+
 def main() -> None:
     """Run what is missing, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", help="the Mooncake conversation trace")
     parser.add_argument("--keep", type=Path, default=Path("results/eviction"))
-    parser.add_argument("--only", nargs="*", default=[race.name for race in RACES])
+    names = [race.name for race in RACES]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
     given = parser.parse_args()
     given.keep.mkdir(parents=True, exist_ok=True)
     for race in RACES:
@@ -183,10 +197,8 @@ def main() -> None:
                     requests = served(race, num_blocks, policy, given.trace)
                     requests.to_parquet(path)
                     print(path.name, f"{requests['cpu_s'].iloc[0]:.1f} s", flush=True)
-    tables = [line for race in RACES for line in table(race, given.keep)]
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, "", *tables, END]) + after)
+    tables = {race.title: table(race, given.keep) for race in RACES}
+    PAGE.write_text(page_with(PAGE.read_text(), tables))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from typing import TYPE_CHECKING
 
 from cache.v1.policies import CACHE_POLICIES
@@ -30,6 +31,18 @@ def test_every_eviction_policy_stands_on_the_page() -> None:
         kinds = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
         assert kinds == [kind for kind in CACHE_POLICIES if kind in kinds]
         assert set(kinds) >= set(CACHE_POLICIES) - {"clairvoyant"}
+
+
+def test_tables_of_which_no_run_is_kept_stay_on_the_page() -> None:
+    script = runpy.run_path(str(ROOT / "examples" / "eviction_policies.py"))
+    page_with, races = script["page_with"], script["RACES"]
+    titles = [race.title for race in races]
+    assert page_with(PAGE, {title: [] for title in titles}) == PAGE
+    chats = ["### " + titles[-1], "", "| made anew |", ""]
+    page = page_with(PAGE, {title: [] for title in titles[:-1]} | {titles[-1]: chats})
+    kept, made = page.split("### " + titles[-1])
+    assert kept == PAGE.split("### " + titles[-1])[0]
+    assert made.startswith("\n\n| made anew |\n\n<!-- end")
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
