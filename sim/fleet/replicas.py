@@ -281,7 +281,11 @@ class Replicas(Engines):
                 engine.abort(request, DIED, goes_on=event.retries)
             if engine.beside is not None:
                 engine.between_steps(engine.beside.leave)
-            engine.done.callbacks.append(partial(self._died, each, dying))
+            died = partial(self._died, each, dying)
+            if engine.done.processed:  # all is served, and others end still
+                died(engine.done)
+            else:
+                engine.done.callbacks.append(died)
         self._let_end(ranks)
 
     def _died(self, place: int, dying: set[int], end: simpy.Event) -> None:

@@ -84,6 +84,17 @@ def test_an_event_at_the_very_end_is_told() -> None:
     assert [each["time_s"] for each in told] == [end_s]
 
 
+def test_an_engine_that_has_ended_may_die_while_another_ends() -> None:
+    """All is served, and a step that was formed ahead is under way elsewhere."""
+    slow = event(0.1, "slow", 1, factor=30.0)
+    ended = simulation_of([slow], replicas=2)
+    ended.run()
+    late_s = ended.engine.env.now - 1e-6
+    summary = run([slow, event(late_s, "die", 0)], replicas=2).summary
+    assert summary["completed"] == 120
+    assert summary["up_s"][0] == late_s
+
+
 def checked(simulation: Simulation) -> Results:
     """Run with proofs, the last one of all engines that there were."""
     engines = simulation.engine
