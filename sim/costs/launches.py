@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.costs.parts import late_s
+import numpy as np
+
+from sim.costs.base import StepCost
+from sim.costs.parts import HI, LO, distinct_counts, late_s, looked_up
 from sim.costs.roofline import RooflineCost
-from workloads.sums import added
 
 if TYPE_CHECKING:
-    from sim.costs.base import StepCost
+    from numpy.typing import NDArray
+
+    from sim.costs.parts import Columns, Parts, SteadyDecodes
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.scheduler.batch import BatchShape
     from sim.scheduler.generation import GraphRule
+
+_HOST: Final = StepCost._fields.index("host_s")
 
 LAYER_LAUNCHES: Final = 10
 """Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
@@ -21,10 +26,19 @@ activation, down. A norm of queries and keys is one more (`num_launches`)."""
 OTHER_LAUNCHES: Final = 4
 """Embedding, last norm, output projection, sampler."""
 LAUNCH_S: Final = 26e-6
-"""The host's time for a kernel in eager mode, Python between kernels included."""
-LAUNCH_INTERVAL_S: Final = [15e-6, 40e-6]
+"""The host's time for a kernel, or a piece of a graph, Python between them included.
+
+Of steps that the GPU does not bound, 1.5 ms for the rest of the host's work taken off
+where an engine ran them: in eager mode 26 us (Llama-3.1-8B on an H100, no engine), 22
+and 26 (the same in vLLM's V0 and V1, pull request 10058), 19 and 15 (OPT-125M there),
+26 (Voxtral 4B on an H200, 51167); of graphs in pieces at most 25 (the last again), and
+12 to 25 where 0.5 to 1 ms are the rest (OPT-125M on an H100, 10733). Slow hosts take
+more: 73 (two A800 that others used, vllm-omni 7960), 95 (a virtual machine with an
+H200, ours), 104 to 110 (pieces of Qwen3-30B-A3B on an H100, 25444)."""
+LAUNCH_INTERVAL_S: Final = [12e-6, 110e-6]
 LAUNCH_SOURCE: Final = (
-    "one source: 8.4 ms a decode of Llama-3.1-8B on H100 in eager mode, 324 kernels"
+    "six steps in eager mode and two of graphs in pieces, of four sources: 12 to 26 "
+    "us; three slow hosts take 73 to 110"
 )
 
 
@@ -83,21 +97,77 @@ class LaunchedRooflineCost(RooflineCost):
             num_prefills,
         )
 
-    def step(self, shape: BatchShape) -> StepCost:
-        cost = RooflineCost.step(self, shape)
-        num_tokens = shape.num_decodes + shape.num_prefill_tokens
-        launching_s = self.launching_s(num_tokens, shape.num_prefills)
-        if not launching_s:
-            return cost
-        kernels_s = self.token_parts(num_tokens)[2]
-        gpu_s = kernels_s + added(cost.parts[:5])
-        late = float(late_s(launching_s, gpu_s))
-        if not late:
-            return cost
-        total_s = cost.total_s + late
-        return cost._replace(
-            total_s=total_s, host_s=cost.host_s + late, lo_s=total_s, hi_s=total_s
+    @property
+    def may_wait(self) -> bool:
+        """Whether a step may wait for its launches, were its attention no work at all.
+
+        The least work is one token, or one more than the largest graph holds.
+        """
+        beyond = self.graph_rule.max_tokens + 1
+        shapes = ((1, 0, 0, 0), (0, 0, 1, 1), (beyond, 0, 0, 0), (0, 0, 1, beyond))
+        return any(
+            self.parts(*shape, 0, 0) != RooflineCost.parts(self, *shape, 0, 0)
+            for shape in shapes
         )
+
+    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> Parts:
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, kernels_s = (
+            RooflineCost.parts(
+                self,
+                num_decodes,
+                decode_context,
+                num_prefills,
+                num_tokens,
+                prefill_context,
+                num_pairs,
+            )
+        )
+        launching_s = self.launching_s(num_decodes + num_tokens, num_prefills)
+        if launching_s:
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            host_s += late_s(launching_s, gpu_s)
+        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, kernels_s
+
+    def steady_decodes(self, num_decodes: int) -> SteadyDecodes | None:
+        steady = RooflineCost.steady_decodes(self, num_decodes)
+        launching_s = self.launching_s(num_decodes, 0)
+        if steady is None or not launching_s:
+            return steady
+        kernels_s = self.token_parts(num_decodes)[2]
+        gpu_s = steady.gemm_s + steady.head_s + steady.allreduce_s + kernels_s
+        if launching_s <= gpu_s:  # whatever is attended
+            return steady
+        return steady._replace(kernels_s=kernels_s, launching_s=launching_s)
+
+    def columns(self, shapes: NDArray[np.int64]) -> Columns:
+        costs = RooflineCost.columns(self, shapes)
+        # those that move blocks are priced by `step`
+        rows = np.flatnonzero(~shapes[:, 6:].any(axis=1))
+        decodes, chunks, tokens = shapes[rows][:, (0, 2, 3)].T
+        num_tokens = decodes + tokens
+        distinct, places = distinct_counts(2 * num_tokens + (chunks != 0))
+        all_s = [self.launching_s(*divmod(each, 2)) for each in distinct]
+        launching_s = np.array(all_s, np.float64)[places]
+        if not launching_s.any():
+            return costs
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s = costs[rows, 1:6].T
+        _, _, kernels_s = looked_up(self._token_parts, self.token_parts, num_tokens)
+        gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+        late = np.where(launching_s != 0, late_s(launching_s, gpu_s), 0.0)
+        host_s = costs[rows, _HOST] + late
+        total_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+        costs[rows, _HOST] = host_s
+        for column in (0, LO, HI):
+            costs[rows, column] = total_s
+        return costs
 
     def describe(self) -> dict[str, Any]:
         one_s = LAUNCH_S if self.launch_s is None else self.launch_s

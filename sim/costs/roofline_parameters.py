@@ -129,8 +129,9 @@ class RooflineParameters:
         filled up, as it runs in a CUDA graph; injected. None: they are not.
     launch_s
         Seconds of the host to launch a kernel: of all where `enforce_eager` (injected)
-        has them launched one by one, of those that `graph_rule` (injected) leaves to it
-        where this is given. None for `sim.costs.launches.LAUNCH_S` in the first case.
+        has them launched one by one, else of those that `graph_rule` (injected) leaves
+        to it. None for `sim.costs.launches.LAUNCH_S` in the first case and where the
+        release replays graphs in pieces; elsewhere nothing is launched. 0 for nothing.
     enable_expert_parallel
         Whether ranks divide the experts rather than each of them.
     data_parallel_size
@@ -345,6 +346,14 @@ class RooflineParameters:
         given = self.gemm_bandwidth_efficiency
         bandwidth = own.bandwidth if given is None else given
         return Products(bandwidth, self.reached()[key], own.sharpness)
+
+    @property
+    def is_launched_by_default(self) -> bool:
+        """Whether launches count though nothing is said of them.
+
+        Not of several data-parallel ranks, whose experts are no part of one's step.
+        """
+        return bool(self.graph_rule.piece_launches) and self.data_parallel_size == 1
 
     def scheduling(self) -> dict[str, Any]:
         """Return the scheduler's time for a request, and its source."""

@@ -212,9 +212,12 @@ def _built_cost_model(
     cost_model: CostModel = build(
         COST_MODELS, own, "cost", context, more_keys=(DRAFT_STEP_KEY,)
     )
-    is_launched = engine.enforce_eager or own.get("launch_s") is not None
-    if is_launched and type(cost_model) is RooflineCost:
-        cost_model = LaunchedRooflineCost.of(cost_model)
+    if type(cost_model) is RooflineCost:
+        is_told = engine.enforce_eager or own.get("launch_s") is not None
+        launched = LaunchedRooflineCost.of(cost_model)
+        # the plain one is quicker, and as long where no step waits for its launches
+        if is_told or (launched.is_launched_by_default and launched.may_wait):
+            cost_model = launched
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return speculative_cost(

@@ -12,6 +12,8 @@ from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.base import STEP_PARTS, StepCost
 from sim.costs.collectives import all_reduce_s
 from sim.costs.efficiencies import soft_maximum
+from sim.costs.graphs import rule_of
+from sim.costs.launches import LaunchedRooflineCost
 from sim.costs.parts import step_cost
 from sim.costs.slowed import Slowed
 from sim.errors import ConfigError
@@ -22,6 +24,7 @@ from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitec
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape
+from sim.scheduler.v1 import V1
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)
 
@@ -135,6 +138,12 @@ MODELS = {
             v_head_dim=64,
         ),
         gpu=ROUND,
+    ),
+    "launched": LaunchedRooflineCost(
+        model=LLAMA_8B, gpu=H200, graph_rule=V1.graphs, launch_s=8e-5
+    ),
+    "launched decodes": LaunchedRooflineCost(
+        model=LLAMA_8B, gpu=H200, graph_rule=rule_of(V1.graphs, "0.10"), launch_s=8e-5
     ),
 }
 every_model = pytest.mark.parametrize("kind", MODELS)

@@ -28,13 +28,15 @@ def _fixed(num_tokens: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Traffic, and the mean time of an output token."""
+    """Traffic, and what was measured: the mean time of an output token, in ms."""
 
     num_requests: int
     prompt_tokens: Mapping[str, Any]
     output_tokens: Mapping[str, Any]
-    tpot_ms: float
+    measured: float
     rate: float = _AT_ONCE
+    key: str = "mean_tpot_ms"
+    """Or ``duration``: of the whole run, in seconds."""
     num_users: int | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -66,12 +68,11 @@ class Unseen:
         )
 
     def errors(self, cost: Mapping[str, Any] = NOTHING) -> list[float]:
-        """Return the signed errors of TPOT in percent, a point each."""
+        """Return the signed errors in percent, a point each."""
         return [
             100.0
             * (
-                simulate(self.config(point, cost)).summary["mean_tpot_ms"]
-                / point.tpot_ms
+                simulate(self.config(point, cost)).summary[point.key] / point.measured
                 - 1.0
             )
             for point in self.points
@@ -234,24 +235,105 @@ QWEN_4B: Final = Unseen(
 )
 """The baseline of vLLM's pull request 38479, of its main branch on 2026-04-10; 0.19,
 the newest release of that day, is taken."""
+
+
+def _qps(rate: float, tpot_ms: float) -> Point:
+    return Point(100, _fixed(233), _fixed(217), tpot_ms, rate=rate)
+
+
+QWEN_PIECES: Final = Unseen(
+    "vLLM, Qwen2.5-1.5B, A100 40 GB, 1 to 20 requests/s",
+    MappingProxyType(
+        {
+            "model": "Qwen/Qwen2.5-1.5B-Instruct",
+            "gpu": "a100_sxm_40gb",
+            "engine_version": "0.9",
+        }
+    ),
+    (_qps(1, 5.42), _qps(5, 5.69), _qps(10, 6.12), _qps(20, 6.69)),
+)
+"""ShareGPT, of which the mean lengths are told, in graphs in pieces: medians of vLLM's
+pull request 20059, whose author's GPU its predecessor tells. With whole graphs these
+were 5.02, 5.09, 5.39 and 6.14 ms."""
+LLAMA_PIECES: Final = Unseen(
+    "vLLM, Llama-3.1-8B, H100, one request/s",
+    MappingProxyType(
+        {
+            "model": "meta-llama/Llama-3.1-8B",
+            "gpu": "h100_sxm",
+            "engine_version": "0.8",
+        }
+    ),
+    (Point(50, _fixed(512), _fixed(256), 7.63, rate=1.11),),
+)
+"""In pieces, of April 2025 (vLLM, pull request 16072; whole graphs are 7 % shorter).
+The GPU is not told: the graphs are of FlashAttention 3, which asks for Hopper."""
+
+
+def _at_once(engine_version: str) -> Unseen:
+    requests_per_s = {"0.10": 4.07, "0.11": 5.98}[engine_version]
+    point = Point(10, _fixed(1024), _fixed(128), 10 / requests_per_s, key="duration")
+    engine = {
+        "model": "Qwen/Qwen3-30B-A3B-FP8",
+        "gpu": "h100_sxm",
+        "engine_version": engine_version,
+    }
+    graphs = "in pieces" if engine_version == "0.10" else "whole"
+    name = f"vLLM, Qwen3-30B-A3B in FP8, H100, 10 requests at once, graphs {graphs}"
+    return Unseen(name, MappingProxyType(engine), (point,))
+
+
+PIECES: Final = _at_once("0.10")
+WHOLE: Final = _at_once("0.11")
+"""How long ten requests of random tokens took before and after whole graphs became the
+default (vLLM, pull request 25444, September 2025)."""
+
+
+def _tokens_per_s(num_users: int, tokens_per_s: float) -> Point:
+    """Tokens of answers of a closed loop."""
+    duration_s = 200 * 256 / tokens_per_s
+    prompt, output = _fixed(128), _fixed(256)
+    return Point(200, prompt, output, duration_s, num_users=num_users, key="duration")
+
+
+OSS_H200: Final = Unseen(
+    "vLLM, gpt-oss-120b in MXFP4, H200",
+    MappingProxyType(
+        {
+            "model": "openai/gpt-oss-120b",
+            "gpu": "h200_sxm",
+            "engine_version": "0.33",
+            "enable_prefix_caching": False,
+        }
+    ),
+    (
+        *(_tokens_per_s(4, 530), _tokens_per_s(8, 866)),
+        *(_tokens_per_s(16, 1342), _tokens_per_s(32, 1996)),
+    ),
+)
+"""Random tokens: the baseline of vLLM's pull request 35551, of February 2026; 0.33 as
+for `OSS`."""
 RUNS: Final = (
     *(ROOMY, FULL, SMALL, OSS),
     *(QWEN_TINY, QWEN_SMALL, QWEN_4B, QWEN_MOE, QWEN_MOE_H100),
+    *(QWEN_PIECES, LLAMA_PIECES, PIECES, WHOLE, OSS_H200),
 )
 
 
 NO_NORM: Final = {"qk_norm_latency_s": 0.0}
+NO_LAUNCHES: Final = {"launch_s": 0.0}
 WITHOUT: Final = (
     {"schedule_request_s": 0.0},
     {"moe_layer_latency_s": 0.0},
     NO_NORM,
+    NO_LAUNCHES,
 )
-"""The scheduler's time, the start of the experts' kernels, and the norm of queries and
-keys."""
+"""The scheduler's time, the start of the experts' kernels, the norm of queries and
+keys, and launches beyond and between graphs."""
 
 
 def rows() -> Iterator[str]:
-    """Yield a line a run: signed errors of TPOT, by default and without a term."""
+    """Yield a line a run: signed errors, by default and without a term."""
     for run in RUNS:
         found = [run.errors(cost) for cost in (NOTHING, *WITHOUT)]
         cells = [", ".join(f"{error:+.0f}" for error in errors) for errors in found]

@@ -105,7 +105,8 @@ class MeasuredCost(PartsCost):
     link_bytes_per_s
         As `RooflineCost` has it; a table of all-reduces gives way to it, too.
     launch_s, enforce_eager, graph_sizes
-        As `RooflineCost` has them. Null is the profile's, for all that is no graph.
+        As `RooflineCost` has them. Null is the profile's, for all that is no graph, or
+        what the datasheet's clock takes, if that is more.
     data_parallel_size, enable_expert_parallel, all2all_backend, network
         As `RooflineCost` has them; heeded of several ranks, see `together`.
     swap_variant, swap_layout, swap_overlap
@@ -183,6 +184,7 @@ class MeasuredCost(PartsCost):
             launch_s=launch_s,
             enforce_eager=enforce_eager,
             **ranks,
+            graph_rule=graph_rule,
             graph_sizes=graph_sizes,
             layer_latency_s=_OTHER_KERNELS_S,
             swap_rule=swap_rule,

@@ -115,7 +115,7 @@ class MeasuredRest:
         launch_s = read_seconds(fit.get("launch") or {}, "eager_s", "launch")
         if rest.launch_s is not None:
             launch_s = rest.launch_s
-        elif rest.enforce_eager:
+        elif rest.enforce_eager or rest.is_launched_by_default:
             launch_s = max(launch_s, LAUNCH_S)  # a bare launch is timed
         self._launch_s = launch_s
         launches = num_launches(rest.model, rest.tensor_parallel_size)
