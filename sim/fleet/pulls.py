@@ -357,9 +357,18 @@ class ConsumerSteps(PairSteps):
         return bool(self._ended)
 
     def wake_s(self, now_s: float) -> float:
-        if not self.scheduler.num_waiting:
+        if not self.scheduler.num_waiting or self._is_stuck():
             return inf
         return max(float(self.scheduler.connector.next_heartbeat_s), now_s)
+
+    def _is_stuck(self) -> bool:
+        """Whether even an empty pool does not hold the request that waits first.
+
+        The release renews leases for it for ever; here they end, and with them the run.
+        """
+        scheduler = self.scheduler
+        moves = self.reads or self._ended or self._seen or scheduler.num_running
+        return not moves and scheduler.cache_usage().num_physical_blocks == 0
 
     def _begin(self, now_s: float) -> None:
         asked = self.scheduler.transfers

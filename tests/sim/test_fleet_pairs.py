@@ -522,3 +522,17 @@ def test_refused(fleet: dict[str, Any], engine: dict[str, Any], line: str) -> No
     with pytest.raises(ConfigError, match=line) as refused:
         simulation_of(fleet, TIGHT | engine)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prompt_that_no_pool_holds_ends_the_run(asynchronous: bool) -> None:
+    """Its lease is not renewed for ever, which is all that would happen."""
+    fleet = fleet_of(1, 1)
+    fleet["pools"][1]["engine"] = {"num_gpu_blocks_override": 16}
+    engine = {"admission_check": False, "async_scheduling": asynchronous}
+    told = simulation_of(fleet, TIGHT | engine, num_requests=12).run().summary
+    assert told["stalled"]
+    assert told["completed"] > 0
+    assert told["completed"] + told["unfinished"] == 12
+    assert told["transfers"]["num_expired"] > 0
+    assert any(line.startswith("the queue stalled: ") for line in told["warnings"])
