@@ -60,10 +60,11 @@ def conform(
         Let each step of a random workload verify draft tokens.
     offload
         Put a CPU tier behind the pool of a random workload, with the offloading
-        connector (vLLM 0.33).
+        connector (vLLM 0.33); with --pairs behind some of the engines.
     pairs
         Draw two engines with the NIXL connector, of which one prefills and the other
-        one decodes (vLLM 0.33); with --groups all layers are attention.
+        one decodes (vLLM 0.33); with --groups all layers are attention, with --offload
+        an engine may have a tier and the connector of several.
     prefillers, decoders
         With --pairs, so many of each behind a proxy with routers; 0 draws one to four
         for each workload. Default: a pair.
@@ -86,10 +87,6 @@ def conform(
     ):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
-    if offload and pairs:
-        raise ConfigError(
-            "--offload and --pairs draw engines with one connector; give one of them"
-        )
     if offload and (groups or speculative):
         raise ConfigError(
             "--offload draws engines with one group of layers and without drafts; give "
@@ -326,12 +323,16 @@ def _drawn(
             random_pools_workload,
         )
 
-        connected: Any = random_offload_workload if offload else random_pair_workload
-        if groups:
+        connected: Any = random_pair_workload
+        if not pairs:
+            connected = random_offload_workload
+        elif groups:
             connected = random_group_pools_workload
         elif pools:
             connected = random_pools_workload
-        if offload:
+        if pairs and not groups:
+            core["offload"] = offload
+        if not pairs:
             del core["speculative"]  # none is drawn
         for seed in seeds:
             yield connected(seed, release, **core, **pools)

@@ -43,5 +43,6 @@ def test_the_logs_meet_the_rules_of_pools() -> None:
         *("prefix hits", "wasted tokens", "groups of windows", "junctions"),
         *("groups of chunked attention", "blocks of several sizes"),
         *("stale tokens", "accepted drafts", "padded admissions"),
+        *("loads", "stores", "evicted chunks", "refused stores", "failed loads"),
     } - (+met).keys()
     assert not missing

@@ -102,3 +102,30 @@ def test_random_groups_in_pools_go_as_in_the_real_engines(
         *(("accepted drafts", "padded admissions") if speculative else ()),
     ):
         assert met[name] > 0, name
+
+
+@pytest.mark.skipif(
+    bool(why_missing()) or minor() != "0.33", reason="pools are known of 0.33 only"
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
+def test_random_pools_with_tiers_go_as_in_the_real_engines(
+    first: int, asynchronous: bool
+) -> None:
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(first, first + WORKLOADS_A_TEST):
+        workload = random_pools_workload(
+            seed, release, async_scheduling=asynchronous, offload=True
+        )
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    met = coverage.workloads_with
+    for name in (
+        *("pulls", "pulls of nothing", "failed pulls", "expired leases"),
+        *("loads", "stores", "evicted chunks", "refused stores", "flushes"),
+    ):
+        assert met[name] > 0, name

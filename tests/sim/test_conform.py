@@ -129,7 +129,7 @@ def test_files_are_compared_under_the_installed_release(
         (["nothing.json"], "nothing.json: No such file"),
         (["--offload", "--groups"], "give it without --groups"),
         (["--offload", "--speculative"], "give it without --groups and --speculative"),
-        (["--pairs", "--offload"], "draw engines with one connector; give one of them"),
+        (["--pairs", "--offload", "--groups"], "give it without --groups"),
         (["--decoders", "2"], "say how many engines --pairs draws"),
         (
             ["--pairs", "--prefillers", "-1"],

@@ -110,6 +110,54 @@ def test_a_failed_pull_is_computed_anew_or_ends_the_request() -> None:
     assert not [t for t, engine, _ in told(lines, "sched") if engine == "D"]
 
 
+TIERED = SIDE | {
+    "enable_prefix_caching": False,
+    "offload": {"cpu_chunks": 8, "offload_prompt_only": False},
+    "worker": {"load": [2, 0]},
+}
+
+
+def test_a_prefiller_loads_from_its_tier_what_it_has_stored_for_others() -> None:
+    same = request(20, 10) | {"prompt": [[1, 10]]}
+    lines = list(pair(request(0, 10), same, prefill=TIERED).lines())
+    assert told(lines, "store")[0] == (0, "P", [[0, "r0", 0, [1, 2], [0, 1]]])
+    assert told(lines, "load") == [(20, "P", [[1, "r1", 0, [3, 2], [0, 1]]])]
+    assert told(lines, "loaded") == [(22, "P", ["r1"])]
+    assert (23, "P", [["r1", 2, "n", 8]]) in told(lines, "sched")  # the rest of it
+    assert [pull[2][0][3] for pull in told(lines, "pull")] == [True, True]
+    assert [t for t, *_ in told(lines, "sent")] == [6, 28]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_decoder_reads_its_tier_or_the_prefiller_by_their_order(first: bool) -> None:
+    """A hit in the tier costs the rest of the pull: the prefiller may let go."""
+    same = request(20, 10) | {"prompt": [[1, 10]]}
+    case = pair(request(0, 10), same, decode=TIERED, asks_tier_first=first)
+    lines = list(case.lines())
+    looks = [(t, look) for t, engine, look in told(lines, "look") if engine == "D"]
+    assert looks[-1] == (22, [["r1", 0, 8 if first else 10]])
+    waits = [pull[2][0][3] for pull in told(lines, "pull")]
+    assert waits == [True, not first]
+    last = [each for each in told(lines, "sched") if each[2][0][0] == "r1"][1]
+    if first:
+        assert told(lines, "load") == [(22, "D", [[2, "r1", 0, [3, 2], [0, 1]]])]
+        assert told(lines, "sent")[-1] == (23, "P", ["r1"])  # at once
+        assert last == (25, "D", [["r1", 2, "n", 8]])
+    else:
+        assert not told(lines, "load")
+        assert last == (26, "D", [["r1", 1, "n", 9]])
+
+
+def test_a_tier_that_is_not_sure_yet_holds_back_what_could_be_pulled() -> None:
+    """The first request's chunks are being written when the second one is there."""
+    same = request(6, 10) | {"prompt": [[1, 10]]}
+    slow = TIERED | {"worker": {"store": [9, 0]}}
+    lines = list(pair(request(0, 10), same, decode=slow).lines())
+    looks = [look for _, engine, look in told(lines, "look") if engine == "D"]
+    assert ["r1", 0, None] in [each for look in looks for each in look]
+    assert len(told(lines, "pull")) == 2
+
+
 def test_a_prompt_of_one_token_is_looked_up_again_once_it_is_read() -> None:
     """None of it is computed then, as its last token is computed for the output."""
     lines = list(pair(request(0, 1)).lines())
@@ -271,8 +319,9 @@ def test_mistakes_are_a_line() -> None:
         as_workload("case", "0.33.0", config, []).sides("decode")
     one = KVTransferSettings(KVRole.PRODUCER)
     limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 8}
-    with pytest.raises(SchedulerError, match="not built beside pairs of engines"):
-        Settings(**limits, kv_transfer=one, offload=Offload(num_chunks=1))
+    back = Offload(num_chunks=1, write_policy="write_back")
+    with pytest.raises(SchedulerError, match="of a pair stores what is computed, got"):
+        Settings(**limits, kv_transfer=one, offload=back)
     with pytest.raises(
         SchedulerError, match=r"a pair of engines is known of 0\.33 only"
     ):

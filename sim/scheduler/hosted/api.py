@@ -60,6 +60,7 @@ _LATER_NAMES = {
     "KVTransferConfig": "vllm.config",
     "KVConnectorOutput": "vllm.v1.outputs",
     "OffloadingWorkerMetadata": f"{_CONNECTORS}.offloading.common",
+    "MultiKVConnectorWorkerMetadata": f"{_CONNECTORS}.multi_connector",
     "NixlBaseConnectorScheduler": f"{_CONNECTORS}.nixl.base_scheduler",
     "NixlPullConnectorScheduler": f"{_CONNECTORS}.nixl.pull_scheduler",
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.errors import SchedulerError
 from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
+from sim.scheduler.hosted.multi import HostedMultiConnector
 from sim.scheduler.hosted.offloading import HostedTierConnector
 from sim.scheduler.hosted.pulling import HostedPairConnector
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
@@ -85,7 +86,7 @@ class HostedQueues:
 
 
 class ConnectedVllmScheduler(VllmScheduler):
-    """`VllmScheduler` with a KV connector: a CPU tier, or one side of a pair.
+    """`VllmScheduler` with a KV connector: a CPU tier, one side of a pair, or both.
 
     See `sim.scheduler.v1.connectors.scheduler.ConnectorScheduler` for what that is, and
     for the attributes.
@@ -101,8 +102,11 @@ class ConnectedVllmScheduler(VllmScheduler):
                 f"the pair out"
             )
         self._all: dict[str, Request] = {}
-        is_pair = settings.offload is None
-        kind: Any = HostedPairConnector if is_pair else HostedTierConnector
+        kind: Any = HostedMultiConnector
+        if settings.kv_transfer is None:
+            kind = HostedTierConnector
+        elif settings.offload is None:
+            kind = HostedPairConnector
         self.connector: HostedConnector = kind(self.engine, settings, self._all)
         self.transfers = self.connector.begin(0.0)
         self.looks: list[Look] = []

@@ -126,16 +126,26 @@ def _state(api: VllmApi, spec: MambaSpec) -> Any:
 
 
 def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> Any:
-    """Return their configuration of the KV connector."""
-    given = settings.offload or settings.kv_transfer
+    """Return their configuration of the KV connector, or of the one of both."""
+    transfer, offload = settings.kv_transfer, settings.offload
+    given = transfer or offload
     assert given is not None
+    parts = []
+    if transfer is not None:
+        parts.append(_side(transfer))
+    if offload is not None:
+        place = 0 if transfer is None or transfer.asks_tier_first else 1
+        parts.insert(place, _tier(offload, cache))
+    whole = parts[0]
+    if len(parts) > 1:
+        whole = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": parts},
+        }
     return api.call(
         "KVTransferConfig",
-        {
-            "kv_load_failure_policy": given.kv_load_failure_policy,
-            **(_tier(settings.offload, cache) if settings.offload else {}),
-            **(_side(settings.kv_transfer) if settings.kv_transfer else {}),
-        },
+        {"kv_load_failure_policy": given.kv_load_failure_policy, **whole},
         {"engine_id": "kvsim"},
     )
 

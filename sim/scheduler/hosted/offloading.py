@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.tiers.extents import Hold
 from cache.tiers.places import NO_KEYS, as_ints
+from sim.scheduler.hosted.parts import HostedPart
 from sim.scheduler.hosted.scheduler import request_key
 from sim.scheduler.v1.connectors.base import (
     JobKind,
@@ -66,7 +67,7 @@ class HostedTier:
         return number
 
 
-class HostedTierConnector:
+class HostedTierConnector(HostedPart):
     """Their offloading connector, of which refused lots and evictions are noted.
 
     Parameters
@@ -75,6 +76,8 @@ class HostedTierConnector:
         The installed engine that has the connector, and its settings.
     requests
         All requests, by their ids.
+    place
+        See `HostedPart`.
     """
 
     def __init__(
@@ -82,16 +85,15 @@ class HostedTierConnector:
         engine: HostedEngine,
         settings: HostedSettings,
         requests: dict[str, Request],
+        place: int | None = None,
     ) -> None:
         del settings
-        self._engine = engine
+        super().__init__(engine, place)
         self._requests = requests
         self._transfers = StepTransfers()
         self._jobs: dict[int, TransferJob] = {}
         self._num_skipped = 0
-        api = engine.api
-        self._theirs = api.attribute(engine.scheduler, "connector.connector_scheduler")
-        self._manager = api.attribute(self._theirs, "manager")
+        self._manager = engine.api.attribute(self._theirs, "manager")
         self.tier = HostedTier(self._manager)
         self._listen()
 
@@ -114,6 +116,10 @@ class HostedTierConnector:
         self._manager._free_chunk = leave_and_note
 
     @property
+    def offloading(self) -> HostedTierConnector:
+        return self
+
+    @property
     def awaits_transfers(self) -> bool:
         return bool(self._theirs.has_pending_push_work())
 
@@ -128,7 +134,7 @@ class HostedTierConnector:
 
     def asked(self, step: HostedStep) -> None:
         transfers = self._transfers
-        meta = self._engine.api.attribute(step.output, "kv_connector_metadata")
+        meta = self._metadata(step)
         transfers.loads = [
             self._job(job_id, job, job.dst_spec, job.src_spec)
             for job_id, job in meta.load_jobs.items()
@@ -155,9 +161,9 @@ class HostedTierConnector:
         )
         return job
 
-    def reported(
+    def told(
         self, report: TransferReport, now_s: float
-    ) -> tuple[Any, list[Request]]:
+    ) -> tuple[dict[str, Any], list[Request]]:
         del now_s
         jobs = [self._jobs.pop(job_id) for job_id in report.done]
         received = [job.request for job in jobs if job.kind is JobKind.LOAD]
@@ -165,9 +171,9 @@ class HostedTierConnector:
             "OffloadingWorkerMetadata",
             {"completed_jobs": dict.fromkeys(report.done, 1)},
         )
-        output = self._engine.worker_output(
-            finished_recving=[request_key(each) for each in received],  # in this order
-            kv_connector_worker_meta=done,
-            invalid_block_ids=set(report.invalid_block_ids),
-        )
-        return output, received
+        told = {
+            "finished_recving": [request_key(each) for each in received],  # so ordered
+            "kv_connector_worker_meta": done,
+            "invalid_block_ids": set(report.invalid_block_ids),
+        }
+        return told, received

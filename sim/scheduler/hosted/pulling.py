@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sim.scheduler.hosted.parts import HostedPart
 from sim.scheduler.hosted.scheduler import request_key
 from sim.scheduler.v1.connectors.base import Pull, StepPulls
 from sim.scheduler.v1.connectors.settings import KVRole
@@ -50,7 +51,7 @@ def _clock_of(api: VllmApi) -> _Clock:
     return clock
 
 
-class HostedPairConnector:
+class HostedPairConnector(HostedPart):
     """Their NIXL connector, of a producer or a consumer.
 
     Parameters
@@ -59,6 +60,8 @@ class HostedPairConnector:
         The installed engine that has the connector, and its settings.
     requests
         All requests, by their ids.
+    place
+        See `HostedPart`.
     """
 
     def __init__(
@@ -66,17 +69,15 @@ class HostedPairConnector:
         engine: HostedEngine,
         settings: HostedSettings,
         requests: dict[str, Request],
+        place: int | None = None,
     ) -> None:
         transfer = settings.kv_transfer
         assert transfer is not None
-        self._engine = engine
+        super().__init__(engine, place)
         self._requests = requests
         self._pulls = StepPulls()
         self._pulling: set[str] = set()
         self.requires_kv_delivery = transfer.kv_role is KVRole.PRODUCER
-        self._theirs = engine.api.attribute(
-            engine.scheduler, "connector.connector_scheduler"
-        )
         self._clock = _clock_of(engine.api)
         self._offered: dict[str, tuple[list[int], ...]] = {}
         if self.requires_kv_delivery:
@@ -122,14 +123,14 @@ class HostedPairConnector:
             "tp_size": 1,
         }
 
-    def begin(self, now_s: float) -> StepPulls:
+    def begin(self, now_s: float, noted: StepPulls | None = None) -> StepPulls:
         self._clock.now_s = now_s
-        self._pulls = StepPulls()
+        self._pulls = StepPulls() if noted is None else noted
         return self._pulls
 
     def asked(self, step: HostedStep) -> None:
         pulls, requests = self._pulls, self._requests
-        meta = self._engine.api.attribute(step.output, "kv_connector_metadata")
+        meta = self._metadata(step)
         pulls.sends = [
             (requests[key], expiry_s) for key, expiry_s in meta.reqs_to_send.items()
         ]
@@ -150,15 +151,13 @@ class HostedPairConnector:
                 for source, wanted in meta.heartbeat_by_engine.items()
             }
 
-    def reported(
+    def told(
         self, report: TransferReport, now_s: float
-    ) -> tuple[Any, list[Request]]:
+    ) -> tuple[dict[str, Any], list[Request]]:
         self._clock.now_s = now_s  # requests that end now hold their blocks from now on
         moved = [request_key(each) for each in report.moved]  # walked in this order
         if self.requires_kv_delivery:
-            return self._engine.worker_output(finished_sending=moved), list(
-                report.moved
-            )
+            return {"finished_sending": moved}, list(report.moved)
         self._pulling.difference_update(moved)
         # Blocks that were to be filled are told besides, as its worker does where all
         # layers read all tokens.
@@ -169,12 +168,12 @@ class HostedPairConnector:
             for block in self._engine.tables(request_key(each))[0]
             if block.block_hash is None
         }
-        output = self._engine.worker_output(
-            finished_recving=moved,
-            failed_recving={request_key(each) for each in report.failed},
-            invalid_block_ids=invalid,
-        )
-        return output, list(report.moved)
+        told = {
+            "finished_recving": moved,
+            "failed_recving": {request_key(each) for each in report.failed},
+            "invalid_block_ids": invalid,
+        }
+        return told, list(report.moved)
 
 
 def _source(engine_id: str) -> str | None:

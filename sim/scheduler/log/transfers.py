@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, names_of
 from sim.scheduler.v1.connectors.base import JobKind, StepPulls, StepTransfers
+from sim.scheduler.v1.connectors.settings import KVRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 def transfer_lines_of(scheduler: Any, names: Names) -> TransferLines | None:
     """Return the log of a scheduler's connector; None without one."""
-    transfers = getattr(scheduler, "transfers", None)
-    if transfers is None:
+    if getattr(scheduler, "transfers", None) is None:
         return None
-    return (PullLines if isinstance(transfers, StepPulls) else TierLines)(
-        scheduler, names
-    )
+    settings = scheduler.settings
+    if settings.kv_transfer is None:
+        return TierLines(scheduler, names)
+    return (PullLines if settings.offload is None else TierPullLines)(scheduler, names)
 
 
 class TransferLines(ABC):
@@ -133,7 +134,7 @@ class TierLines(TransferLines):
 
     @property
     def _tier(self) -> CPUTier:
-        tier: CPUTier = self._scheduler.connector.tier
+        tier: CPUTier = self._scheduler.connector.offloading.tier
         return tier
 
     def _usage(self) -> list[int]:
@@ -181,8 +182,9 @@ class PullLines(TransferLines):
 
     def ends(self, report: TransferReport) -> Line:
         names = self._names
-        is_producer = self._scheduler.connector.requires_kv_delivery
-        moved = "sent" if is_producer else "recv"
+        transfer = self._scheduler.settings.kv_transfer
+        assert transfer is not None
+        moved = "sent" if transfer.kv_role is KVRole.PRODUCER else "recv"
         line: Line = {
             "expired": names_of(report.expired, names),
             moved: names_of(report.moved, names),
@@ -190,6 +192,26 @@ class PullLines(TransferLines):
             "errors": names_of(self._scheduler.failed, names),
         }
         return {key: value for key, value in line.items() if value}
+
+
+class TierPullLines(TierLines, PullLines):
+    """Of an engine of a pair with a CPU tier; each says its own, by other names."""
+
+    def _transfers(self) -> Line:
+        return TierLines._transfers(self) | PullLines._transfers(self)
+
+    def loading(self) -> list[Request]:
+        return [*TierLines.loading(self), *PullLines.loading(self)]
+
+    def ends(self, report: TransferReport) -> Line:
+        pulls = PullLines.ends(self, report)
+        if "bad" in pulls:
+            pulls["failed"] = pulls.pop("bad")
+        line = pulls | TierLines.ends(self, report)
+        moved = names_of(report.moved, self._names)
+        if loaded := [each for each in line.pop("recv", ()) if each not in moved]:
+            line["loaded"] = loaded
+        return line | {key: pulls[key] for key in ("recv",) if key in pulls}
 
 
 def _by_group(block_ids: Sequence[list[int]]) -> list[Any]:

@@ -234,11 +234,10 @@ class Settings:
 
     def _check_connector(self, dialect: V1Dialect) -> None:
         """Refuse settings that are not known of engines with a KV connector."""
-        if self.offload is not None and self.kv_transfer is not None:
-            raise SchedulerError(
-                "a CPU tier is not built beside pairs of engines; leave one of them out"
-            )
-        if self.offload is None:
+        offload = self.offload
+        if self.kv_transfer is not None and offload is not None:
+            self._check_both(offload)
+        if self.kv_transfer is not None:
             thing, remedy = "a pair of engines", "or leave the pair out"
             is_known, since = dialect.knows_offloading, f"of 0.{LAST_MINOR} only"
         else:
@@ -256,13 +255,22 @@ class Settings:
             )
         if self.speculative_config is not None and self.offload is not None:
             raise SchedulerError(
-                f"{thing} is not built beside drafts; leave speculative_config out, "
-                f"{remedy}"
+                "a CPU tier is not built beside drafts; leave speculative_config out, "
+                "or leave the CPU tier out"
             )
         if self.admission is not None:
             raise SchedulerError(
                 f"admission rules know no requests that load blocks; leave admission "
                 f"out, {remedy}"
+            )
+
+    @staticmethod
+    def _check_both(offload: OffloadSettings) -> None:
+        """Refuse tiers that are not known of engines of a pair."""
+        if offload.write_policy != "write_through":
+            raise SchedulerError(
+                f"the tier of an engine of a pair stores what is computed, got "
+                f"write_policy {offload.write_policy}; leave it out"
             )
 
     def _check_values(self) -> None:

@@ -102,7 +102,7 @@ class Coverage:
             verified = [each for line in lines for each in line.get("acc", ())]
             seen["accepted drafts"] = any(each[2] for each in verified)
             seen["padded admissions"] = any(map(_is_padded, lines))
-        if workload.config.get("offload"):
+        if any(each.get("offload") for each in configs):
             seen |= _transfer_facts(comparison.lines)
         if workload.pair is not None:
             seen |= _pair_facts(workload, comparison.lines)
@@ -183,12 +183,12 @@ def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
         "evicted chunks": "evict",
         "refused stores": "refuse",
         "flushes": "flush",
-        "failed loads": "bad",
         "late frees": "delayed",
     }
     return {
         "loads": any(job[-1] != "sync" for job in loads),
         "loads in the step": any(job[-1] == "sync" for job in loads),
+        "failed loads": any(isinstance(bad, int) for bad in _all_of(lines, "bad")),
         **{name: any(key in line for line in lines) for name, key in names.items()},
     }
 
@@ -196,7 +196,6 @@ def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
 def _pair_facts(workload: DecisionWorkload, lines: list[Line]) -> dict[str, bool]:
     """Return which rules of prefillers and decoders acted."""
     names = {
-        "failed pulls": "bad",
         "failed requests": "errors",
         "expired leases": "expired",
         "heartbeats": "heartbeat",
@@ -206,6 +205,11 @@ def _pair_facts(workload: DecisionWorkload, lines: list[Line]) -> dict[str, bool
     num_prefillers, num_decoders = (len(workload.sides(name)) for name in ROLES)
     return {
         "pulls": any(waits for _, _, _, waits, *_ in pulls),
+        "failed pulls": any(
+            isinstance(name, str)
+            for key in ("bad", "failed")  # the latter beside a tier
+            for name in _all_of(lines, key)
+        ),
         "pulls of nothing": not all(waits for _, _, _, waits, *_ in pulls),
         "preempted decodes": any("preempt" in line for line in decodes),
         "late frees": any("delayed" in line for line in decodes),
@@ -225,6 +229,10 @@ def _pair_facts(workload: DecisionWorkload, lines: list[Line]) -> dict[str, bool
             "abort" in line and len(line.get("holding", ())) > 1 for line in decodes
         ),
     }
+
+
+def _all_of(lines: list[Line], key: str) -> list[Any]:
+    return [each for line in lines for each in line.get(key, ())]
 
 
 def _expires_beside(lines: list[Line]) -> bool:

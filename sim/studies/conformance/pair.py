@@ -23,6 +23,11 @@ from sim.studies.conformance.played_pair import (
     PairPace,
     ProducerWorker,
 )
+from sim.studies.conformance.played_worker import (
+    PlayedWorker,
+    PlayedWorkers,
+    WorkerPace,
+)
 from sim.studies.conformance.sglang import SglangDriver
 from workloads.streams import Streams
 
@@ -124,7 +129,7 @@ class PairDriver:
                 self._prompts,
                 is_left_alone=self._is_left_alone,
                 check=check,
-                worker=worker,
+                worker=_with_tier(side, worker),
             )
             for side, worker in zip(prefill + decode, workers, strict=True)
         ]
@@ -202,10 +207,13 @@ class PairDriver:
     def _note_ends(self, step: int, place: int, line: Line) -> None:
         """Take note of what left an engine, and of prompts that go on."""
         is_prefiller = place < self._num_prefillers
-        for name in [*line.get("fin", ()), *line.get("errors", ())]:
+        for name in line.get("fin", ()):
             self._leave(name)
             if is_prefiller:
                 self._send_on(step, place, name)
+        for name in line.get("errors", ()):
+            self._leave(name)
+            self._forget_decoder(name)
 
     def _leave(self, name: str) -> None:
         place = self._places.pop(name)
@@ -291,6 +299,14 @@ def _router_of(pace: PairPace, num_prefillers: int, num_decoders: int) -> PairRo
         range(num_prefillers),
         range(num_prefillers, num_prefillers + num_decoders),
     )
+
+
+def _with_tier(side: DecisionWorkload, worker: Worker) -> Worker:
+    """Return the workers of an engine, which may have a CPU tier behind its pool."""
+    engine: Any = side.engine
+    if engine.offload is None:
+        return worker
+    return PlayedWorkers(PlayedWorker(engine.worker or WorkerPace()), worker)
 
 
 def _works(engine: SteppedEngine) -> bool:

@@ -31,11 +31,15 @@ class PairSide(Table):
     kv_role: Literal["kv_producer", "kv_consumer"]
     kv_lease_duration: Positive = 30
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    asks_tier_first: bool = False
 
     def settings(self) -> KVTransferSettings:
         """Return the settings that schedulers take."""
         return KVTransferSettings(
-            KVRole(self.kv_role), self.kv_lease_duration, self.kv_load_failure_policy
+            KVRole(self.kv_role),
+            self.kv_lease_duration,
+            self.kv_load_failure_policy,
+            self.asks_tier_first,
         )
 
 
@@ -46,7 +50,8 @@ class PairPace(Table):
     decoders when it gets there, or before its prefiller.
     `pull` is how long a pull takes, in steps: so many, and one more for so many blocks.
     Requests in `lost` never reach a decoder, and pulls in `fail_pulls`, counted from 0
-    at each decoder, bring nothing.
+    at each decoder, bring nothing. With `asks_tier_first` an engine that has a CPU tier
+    loads what that has, and pulls where it has nothing; without it, it pulls.
     """
 
     kv_lease_duration: Positive = 30
@@ -58,6 +63,7 @@ class PairPace(Table):
     pull: Pair = (0, 0)
     lost: list[str] = Field(default_factory=list)
     fail_pulls: list[Count] = Field(default_factory=list)
+    asks_tier_first: bool = False
 
     def side(self, name: str) -> PairSide:
         """Return the configuration of the engine of that name."""
@@ -65,6 +71,7 @@ class PairPace(Table):
             kv_role=ROLES[name].value,
             kv_lease_duration=self.kv_lease_duration,
             kv_load_failure_policy=self.kv_load_failure_policy,
+            asks_tier_first=self.asks_tier_first,
         )
 
 

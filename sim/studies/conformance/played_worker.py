@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
@@ -77,6 +78,24 @@ class Worker(Protocol):
     def step(self, step: int, transfers: Any) -> TransferReport:
         """Do what a call asks; return what ends with the step's output."""
         ...
+
+
+class PlayedWorkers:
+    """Plays the copies of an engine of a pair that has a tier, too.
+
+    Parameters
+    ----------
+    tier, side
+        Its workers.
+    """
+
+    def __init__(self, tier: Worker, side: Worker) -> None:
+        self._tier, self._side = tier, side
+
+    def step(self, step: int, transfers: Any) -> TransferReport:
+        """Do what a call asks; return what ends with the step's output."""
+        jobs, moves = (each.step(step, transfers) for each in (self._tier, self._side))
+        return replace(moves, done=jobs.done, invalid_block_ids=jobs.invalid_block_ids)
 
 
 class PlayedWorker:

@@ -35,8 +35,8 @@ def random_offload_workload(
     while (config := random_config(draw, dialect))["block_size"] == 1:
         pass
     config.pop("sliding_window", None)
-    config["offload"] = _tier(draw, config)
-    config["worker"] = _pace(draw)
+    config["offload"] = random_tier(draw, config)
+    config["worker"] = random_pace(draw)
     requests = random_requests(draw, config)
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
@@ -51,7 +51,8 @@ def random_offload_workload(
     return as_workload(name, release, config, requests)
 
 
-def _tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
+def random_tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a CPU tier of an engine."""
     most_loaded = draw.randint(1, 12) * config["block_size"]
     return {
         "cpu_chunks": draw.choice((draw.randint(1, 6), draw.randint(4, 40), 200)),
@@ -65,7 +66,7 @@ def _tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pace(draw: Random) -> dict[str, Any]:
+def random_pace(draw: Random) -> dict[str, Any]:
     """Return durations; at most one load of a step fails, as a rule."""
     pace: dict[str, Any] = {
         name: [draw.choice((0, 1, 1, 3, 8)), draw.choice((0, 1, 2, 4))]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from sim.config.pairs import ORDERS
 from sim.scheduler.v1.dialect import dialect_of
 from sim.studies.conformance.played_pair import Chooses
+from sim.studies.conformance.random_offload import random_pace, random_tier
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
     MOST_REQUESTS,
@@ -34,10 +35,12 @@ def random_pair_workload(
     *,
     async_scheduling: bool = False,
     speculative: bool = False,
+    offload: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for two engines of a release.
 
     Blocks and the longest sequence are the same on both, all else is drawn for each.
+    With `offload` some have a CPU tier behind their pool, at least one.
     With asynchronous scheduling on one of them, or both, or with drafts, it is the same
     but for outputs that end early, and limits that leave room for drafts.
     """
@@ -60,6 +63,9 @@ def random_pair_workload(
         name += ", speculative"
     if async_scheduling or speculative:
         stop_some(Random(f"stops {seed}"), requests)
+    if offload:
+        name += ", with tiers"
+        _offload_some(Random(f"tiers {seed}"), way, [prefill, decode])
     config = {"pd": way, "prefill": prefill, "decode": decode}
     return as_workload(name, release, config, requests)
 
@@ -72,6 +78,7 @@ def random_pools_workload(
     decoders: int = 0,
     async_scheduling: bool = False,
     speculative: bool = False,
+    offload: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for prefillers and decoders behind a proxy.
 
@@ -103,6 +110,9 @@ def random_pools_workload(
         name += ", speculative"
         if not async_scheduling:
             stop_some(Random(f"stops {seed}"), requests)
+    if offload:
+        name += ", with tiers"
+        _offload_some(Random(f"tiers {seed}"), way, sides)
     config = {
         "pd": way,
         "prefill": sides[:num_prefillers],
@@ -158,6 +168,24 @@ def verify_some(
         keys["speculative"]["method"] = method
         if finds or method != "ngram":
             side.update(keys)
+
+
+def _offload_some(
+    draw: Random, way: dict[str, Any], sides: list[dict[str, Any]]
+) -> None:
+    """Put CPU tiers behind the pools of some engines; see `random_offload_workload`.
+
+    Blocks of one token are made blocks of two there, and so they are here.
+    """
+    block_size = max(sides[0]["block_size"], 2)
+    way["asks_tier_first"] = draw.random() < 0.5
+    with_tiers = [draw.random() < 0.6 for _ in sides]
+    with_tiers[draw.randrange(len(sides))] = True
+    for side, has_tier in zip(sides, with_tiers, strict=True):
+        side["block_size"] = block_size
+        if has_tier:
+            side["offload"] = random_tier(draw, side)
+            side["worker"] = random_pace(draw)
 
 
 def along_the_way(draw: Random, requests: list[dict[str, Any]]) -> dict[str, Any]:

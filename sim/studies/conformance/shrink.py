@@ -29,6 +29,7 @@ _SIMPLE: dict[str, Any] = {
     "max_num_scheduled_tokens": None,
     "async_scheduling": None,
     "speculative": None,
+    "offload": None,
 }
 """Settings at which a rule does nothing."""
 
@@ -39,6 +40,7 @@ _SIMPLE_WAY: dict[str, Any] = {
     "router": None,
     "decode_router": None,
     "order": None,
+    "asks_tier_first": None,
 }
 """The same of the way between prefillers and decoders."""
 

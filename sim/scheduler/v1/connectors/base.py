@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cache.tiers.extents import Hold
     from cache.tiers.places import Ints, Keys
     from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.offloading import OffloadingConnector
+    from sim.scheduler.v1.connectors.pulling import PairConnector
 
 
 class JobKind(Enum):
@@ -59,37 +61,6 @@ class TransferJob:
     def chunk_ids(self) -> Ints:
         """Places at the other end."""
         return self.hold.chunk_ids
-
-
-@dataclass(slots=True)
-class StepTransfers:
-    """Transfers that a call of the scheduler asks of the workers.
-
-    Attributes
-    ----------
-    loads, stores
-        Jobs that begin with this step.
-    flush
-        Jobs that must have ended before the step runs, ascending.
-    refused
-        Lots without room: the request, and the number of chunks.
-    num_below_threshold
-        Chunks that were offered too seldom to be stored.
-    evicted_lots
-        Chunks that made room, in the order in which they went, as columns.
-    """
-
-    loads: list[TransferJob] = field(default_factory=list)
-    stores: list[TransferJob] = field(default_factory=list)
-    flush: list[int] = field(default_factory=list)
-    refused: list[tuple[Request, int]] = field(default_factory=list)
-    num_below_threshold: int = 0
-    evicted_lots: list[Ints] = field(default_factory=list)
-
-    @property
-    def evicted_ids(self) -> list[int]:
-        """Chunks that made room, as numbers."""
-        return [chunk_id for lot in self.evicted_lots for chunk_id in lot.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +113,39 @@ class StepPulls:
     pulls: list[Pull] = field(default_factory=list)
     sends: list[tuple[Request, float]] = field(default_factory=list)
     heartbeat: dict[Any, list[Request]] | None = None
+
+
+@dataclass(slots=True)
+class StepTransfers(StepPulls):
+    """Transfers that a call of the scheduler asks of the workers, with a tier.
+
+    Of an engine of a pair the others stand here, too.
+
+    Attributes
+    ----------
+    loads, stores
+        Jobs that begin with this step.
+    flush
+        Jobs that must have ended before the step runs, ascending.
+    refused
+        Lots without room: the request, and the number of chunks.
+    num_below_threshold
+        Chunks that were offered too seldom to be stored.
+    evicted_lots
+        Chunks that made room, in the order in which they went, as columns.
+    """
+
+    loads: list[TransferJob] = field(default_factory=list)
+    stores: list[TransferJob] = field(default_factory=list)
+    flush: list[int] = field(default_factory=list)
+    refused: list[tuple[Request, int]] = field(default_factory=list)
+    num_below_threshold: int = 0
+    evicted_lots: list[Ints] = field(default_factory=list)
+
+    @property
+    def evicted_ids(self) -> list[int]:
+        """Chunks that made room, as numbers."""
+        return [chunk_id for lot in self.evicted_lots for chunk_id in lot.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +265,17 @@ class KVConnector(Protocol):
         ...
 
     @property
-    def keeps_loads(self) -> bool:
-        """Whether it has again what it has loaded, once that was loaded.
+    def offloading(self) -> OffloadingConnector | None:
+        """The part of it that has a tier, if any."""
+        ...
+
+    @property
+    def pairing(self) -> PairConnector | None:
+        """The part of it that is one side of a pair, if any."""
+        ...
+
+    def keeps_loads(self, request: Request) -> bool:
+        """Return whether it has again what a request has loaded, once that was loaded.
 
         A prompt of one token has none computed then, and is looked up anew. A release
         would load it for ever; here it is taken as it is.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.v1.specs import MambaSpec
 from sim.errors import SchedulerError
 from sim.scheduler.v1.connectors.exchange import Exchange
+from sim.scheduler.v1.connectors.multi import MultiConnector
 from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 from sim.scheduler.v1.connectors.pulling import ConsumerConnector, ProducerConnector
 from sim.scheduler.v1.connectors.settings import KVRole
@@ -15,6 +16,7 @@ from sim.scheduler.v1.connectors.write_back import WriteBackConnector
 if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
     from sim.scheduler.v1.connectors.base import KVConnector
+    from sim.scheduler.v1.connectors.pulling import PairConnector
     from sim.scheduler.v1.settings import Settings
 
 
@@ -46,22 +48,32 @@ def connector_of(
     enable_prefix_caching: bool,
 ) -> KVConnector:
     """Return the connector of an engine with these block tables."""
-    if settings.offload is not None:
-        block_size = layout.block_size
-        if settings.offload.write_policy == "write_back":
-            return WriteBackConnector(
-                settings.offload,
-                block_size,
-                enable_prefix_caching=enable_prefix_caching,
-                tables=tables,
-                most_tokens=settings.token_budget,
-            )
-        return OffloadingConnector(
-            settings.offload, block_size, enable_prefix_caching=enable_prefix_caching
+    offload, transfer = settings.offload, settings.kv_transfer
+    if transfer is None:
+        return _offloading_of(settings, layout, tables, caches=enable_prefix_caching)
+    is_producer = transfer.kv_role is KVRole.PRODUCER
+    side: Any = ProducerConnector if is_producer else ConsumerConnector
+    pairing: PairConnector = side(transfer, Exchange(layout, tables))
+    if offload is None:
+        return pairing
+    return MultiConnector(
+        _offloading_of(settings, layout, tables, caches=enable_prefix_caching),
+        pairing,
+        asks_tier_first=transfer.asks_tier_first,
+    )
+
+
+def _offloading_of(
+    settings: Settings, layout: KVCacheLayout, tables: object, *, caches: bool
+) -> OffloadingConnector:
+    offload, block_size = settings.offload, layout.block_size
+    assert offload is not None
+    if offload.write_policy == "write_back":
+        return WriteBackConnector(
+            offload,
+            block_size,
+            enable_prefix_caching=caches,
+            tables=tables,
+            most_tokens=settings.token_budget,
         )
-    transfer = settings.kv_transfer
-    assert transfer is not None
-    exchange = Exchange(layout, tables)
-    if transfer.kv_role is KVRole.PRODUCER:
-        return ProducerConnector(transfer, exchange)
-    return ConsumerConnector(transfer, exchange)
+    return OffloadingConnector(offload, block_size, enable_prefix_caching=caches)

@@ -10,6 +10,7 @@ from cache.errors import require
 from cache.tiers import CPUTier, TierHierarchy
 from cache.tiers.places import Keys
 from cache.tiers.sessions import KeepTTL
+from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import (
     JobKind,
     Match,
@@ -101,7 +102,15 @@ class OffloadingConnector:
 
     fills_blocks = True
     requires_kv_delivery = False
-    keeps_loads = True
+    pairing = None
+
+    @property
+    def offloading(self) -> OffloadingConnector:
+        return self
+
+    def keeps_loads(self, request: Request) -> bool:
+        del request
+        return True
 
     @property
     def keeps_still(self) -> bool:
@@ -222,8 +231,8 @@ class OffloadingConnector:
         offload = self._offload_of(request)
         if num_external_tokens:
             self._load(offload, block_ids, num_external_tokens)
-            if not offload.loads_in_step:
-                return  # not in a batch yet
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return  # for what it loads, here or elsewhere, and in no batch yet
         self._may_store(offload)
 
     def _load(self, offload: Offload, block_ids: BlockIds, num_tokens: int) -> None:

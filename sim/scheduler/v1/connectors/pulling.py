@@ -13,13 +13,15 @@ Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from cache.errors import require
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import Match, Pull, StepPulls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
     from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 _NOTHING = Match(0, is_async=False)
 _SERVED = RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED
+
+PairConnector = Union["ProducerConnector", "ConsumerConnector"]
+"""One side of a pair."""
 
 
 class ProducerConnector:
@@ -50,14 +55,22 @@ class ProducerConnector:
     fills_blocks = False
     requires_kv_delivery = True
     keeps_still = False
-    keeps_loads = False
     ends_quietly = False
+    offloading = None
 
     def __init__(self, settings: KVTransferSettings, exchange: Exchange) -> None:
         self.exchange = exchange
         self._lease_s = settings.kv_lease_duration
         self._sends: list[tuple[Request, float]] = []
         self.held: dict[Request, None] = {}
+
+    @property
+    def pairing(self) -> ProducerConnector:
+        return self
+
+    def keeps_loads(self, request: Request) -> bool:
+        del request
+        return False
 
     @property
     def has_pending_work(self) -> bool:
@@ -109,6 +122,9 @@ class ProducerConnector:
             del self.held[request]
         return list(report.moved)
 
+    def note_loaded(self, requests: Iterable[Request]) -> None:
+        """Do nothing: what another connector has loaded is held for nobody."""
+
     def check(self) -> None:
         """Prove that it holds blocks of served requests only.
 
@@ -144,8 +160,8 @@ class ConsumerConnector:
     fills_blocks = True
     requires_kv_delivery = False
     keeps_still = False
-    keeps_loads = False
     ends_quietly = False
+    offloading = None
 
     def __init__(self, settings: KVTransferSettings, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -155,6 +171,14 @@ class ConsumerConnector:
         self._pulls: list[Pull] = []
         self._pulling: set[Request] = set()
         self.awaited: dict[Request, None] = {}
+
+    @property
+    def pairing(self) -> ConsumerConnector:
+        return self
+
+    def keeps_loads(self, request: Request) -> bool:
+        del request
+        return False
 
     @property
     def has_pending_work(self) -> bool:
@@ -240,8 +264,13 @@ class ConsumerConnector:
     def update_connector_output(self, report: TransferReport) -> list[Request]:
         for request in report.moved:
             self._pulling.remove(request)
-            self.awaited.pop(request, None)
+        self.note_loaded(report.moved)
         return list(report.moved)
+
+    def note_loaded(self, requests: Iterable[Request]) -> None:
+        """Note requests whose loads have ended, wherever from: none is awaited."""
+        for request in requests:
+            self.awaited.pop(request, None)
 
     def check(self) -> None:
         """Prove that what has not begun to be read is awaited.

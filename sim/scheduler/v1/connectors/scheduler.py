@@ -93,7 +93,7 @@ class ConnectorScheduler(Scheduler):
             *(settings, self.layout, self.tables),
             enable_prefix_caching=self.enable_caching,
         )
-        given = settings.offload or settings.kv_transfer
+        given = settings.kv_transfer or settings.offload
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
         # A tier's hit of a head may change, but not that it lacks blocks as a whole.
@@ -218,7 +218,9 @@ class ConnectorScheduler(Scheduler):
     def _head(self, request: Request) -> Head | None:
         """Look up a head; None to ask again in another call."""
         num_computed = request.num_computed_tokens
-        if request.table is not None and (num_computed or self.connector.keeps_loads):
+        if request.table is not None and (
+            num_computed or self.connector.keeps_loads(request)
+        ):
             return Head(NOTHING_FOUND, num_computed, 0, False, is_looked_up=False)
         found = self.tables.find(request, request.num_tokens)
         num_local = found.num_blocks * self._hit_tokens
@@ -329,7 +331,7 @@ class ConnectorScheduler(Scheduler):
 
     def offered(self, request: Request) -> GroupBlockIds:
         """Return the blocks of a prompt that a producer holds for others, by group."""
-        exchange: Exchange = self.connector.exchange
+        exchange: Exchange = self.connector.pairing.exchange
         return exchange.offered(request)
 
     # -- ends -----------------------------------------------------------------

@@ -109,7 +109,10 @@ class KVTransferSettings:
         Seconds that a producer holds blocks that no consumer asks for. A consumer says
         every sixth of it, rounded down to a second, which it still wants.
     kv_load_failure_policy
-        As of `OffloadSettings`.
+        As of `OffloadSettings`, in place of that where the engine has a tier, too.
+    asks_tier_first
+        Whether a consumer with a tier loads what that has, and reads the prompt only
+        where it has nothing; if not, it reads. Of a producer it makes no difference.
 
     Raises
     ------
@@ -120,6 +123,7 @@ class KVTransferSettings:
     kv_role: KVRole
     kv_lease_duration: int = 30
     kv_load_failure_policy: str = "fail"
+    asks_tier_first: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, kv_lease_duration=self.kv_lease_duration)
