@@ -11,12 +11,18 @@ from sim.config.types import ConfigTable, Kind, Positive
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sim.config.engine import EngineConfig
+    from sim.config.fleet import FleetTable
     from sim.config.speculative import SpeculativeTable
 
 ORDERS: Final = ("prefill_first", "decode_first")
 _POLICIES: Final = ("fail", "recompute")
 _CONNECTORS: Final[dict[str, dict[str, Any]]] = {
-    "nixl": {"kv_lease_duration": 30, "kv_load_failure_policy": "fail"},
+    "nixl": {
+        "kv_lease_duration": 30,
+        "kv_load_failure_policy": "fail",
+        "asks_tier_first": False,
+    },
     "sglang": {"num_reserved_decode_tokens": 512},
 }
 """Keys of each kind, and their defaults."""
@@ -32,6 +38,7 @@ class LinksTable(ConfigTable):
     latency_s: _Delay = 0.0
     descriptor_s: _Delay = 0.0
     handshake_s: _Delay = 0.0
+    shares_gpu_port: bool | None = None
 
     @model_validator(mode="after")
     def _one(self) -> LinksTable:
@@ -50,6 +57,7 @@ class ConnectorTable(ConfigTable):
     kind: str | None = None
     kv_lease_duration: Positive | None = None
     kv_load_failure_policy: str | None = None
+    asks_tier_first: bool | None = None
     num_reserved_decode_tokens: Annotated[int | None, Field(ge=0)] = None
 
     @model_validator(mode="after")
@@ -157,6 +165,51 @@ def check_drafters(drafts: Mapping[str, SpeculativeTable | None]) -> None:
             f"prefillers and decoders need the same drafter, got {told}; give "
             f"speculative_config in engine, and another number of drafts at most in a "
             f"pool"
+        )
+
+
+def check_tiers(
+    engines: Mapping[str, EngineConfig], roles: Mapping[str, str], table: FleetTable
+) -> None:
+    """Refuse keys of tiers behind prefill and decode pools that are not read there.
+
+    Parameters
+    ----------
+    engines, roles
+        Of the pools, by name.
+    table
+        Of the fleet.
+
+    Raises
+    ------
+    ValueError
+        With the rule, the value and the remedy.
+    """
+    given = table.connector or ConnectorTable()
+    policy = given.settings("nixl")["kv_load_failure_policy"]
+    tiered = [name for name, engine in engines.items() if engine.has_tier]
+    for name in tiered:
+        transfer = engines[name].kv_transfer_config
+        if transfer is None:
+            continue
+        own = transfer.kv_load_failure_policy
+        if own != policy and "kv_load_failure_policy" in transfer.model_fields_set:
+            raise ValueError(
+                f"connector.kv_load_failure_policy: it says what happens to all loads "
+                f"that fail, {policy}, and kv_transfer_config of pool {name} says "
+                f"{own}; give it in fleet.connector only"
+            )
+    if given.asks_tier_first and not any(roles[each] == "decode" for each in tiered):
+        raise ValueError(
+            "connector.asks_tier_first: it says where decoders look for a prompt "
+            "first, and none has a tier; give a decode pool kv_offloading_size, or "
+            "remove it"
+        )
+    links = table.links
+    if links is not None and links.shares_gpu_port is not None and not tiered:
+        raise ValueError(
+            "links.shares_gpu_port: it is shared with copies to and from a tier, and "
+            "no pool has one; give one kv_offloading_size, or remove it"
         )
 
 

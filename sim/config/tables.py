@@ -13,7 +13,7 @@ from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
-from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow
+from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow, check_tiers
 from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -86,7 +86,11 @@ class RunConfig(ConfigTable):
                 drafters[pool.name] = engine.speculative
         check_drafters(drafters)
         if self.fleet is not None:
+            roles = {pool.name: pool.role for pool in self.fleet.pools}
             try:
+                if set(roles.values()) != {"serve"}:
+                    engines = dict(zip(roles, self.engines(), strict=True))
+                    check_tiers(engines, roles, self.fleet)
                 self.fleet.check_events([e.data_parallel_size for e in self.engines()])
             except ValueError as error:
                 raise ValueError(f"fleet.{error}") from error
@@ -135,16 +139,8 @@ class RunConfig(ConfigTable):
             )
 
     def _check_tier(self, engine: EngineConfig, pool: PoolTable) -> None:
-        """Refuse tiers of some engines of a fleet only, and of engines with a role."""
-        if not engine.has_tier and not self.engine.has_tier:
-            return
-        if pool.role != "serve":
-            raise ValueError(
-                f"fleet: a tier behind the pools of {pool.role} engines is not built: "
-                f"copies to the host and reads over the network share no clock; remove "
-                f"kv_offloading_size and kv_transfer_config, or the roles"
-            )
-        if engine.has_tier is not self.engine.has_tier:
+        """Refuse tiers of some engines of a fleet only; see `check_tiers`, too."""
+        if engine.has_tier is not self.engine.has_tier and pool.role == "serve":
             raise ValueError(
                 f"fleet.pools: all engines have a tier behind their pool or none has; "
                 f"give kv_offloading_size in engine, and another size in pool "

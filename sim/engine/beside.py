@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, cast
 
+from sim.scheduler.v1.connectors.base import TransferReport
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -119,6 +121,73 @@ class Beside(ABC):
     @abstractmethod
     def wake_s(self, now_s: float) -> float:
         """Return when an engine that waits from now on has something to do."""
+
+
+class ReportedSteps(Beside):
+    """Steps beside which workers move blocks, and report what has ended.
+
+    ::
+
+        a call          what has ended is reported; the batch is formed; what it asks
+                        for begins
+        before a wait   the same without a batch, for requests that have ended
+    """
+
+    def form(self, now_s: float) -> tuple[int, ...]:
+        self.report(now_s)
+        shape = self.scheduler.form(now_s)
+        self.begin(now_s)
+        return shape
+
+    def report(self, now_s: float) -> None:
+        self.tell(self.taken(now_s))
+
+    def rest(self, now_s: float) -> None:
+        self.tell(self.taken_to_rest(now_s))
+        if self.scheduler.has_ended_requests:
+            self.scheduler.form_nothing()
+            self.begin_to_rest(now_s)
+        self.tell(self.rested(now_s))
+
+    def tell(self, report: TransferReport | None) -> None:
+        """Tell the scheduler what has ended, if anything has."""
+        if report is not None:
+            self.scheduler.receive(report)
+
+    @abstractmethod
+    def taken(self, now_s: float) -> TransferReport | None:
+        """Take note of what has ended and was seen by now; None for nothing."""
+
+    @abstractmethod
+    def begin(self, now_s: float) -> None:
+        """Begin what the latest call asks for."""
+
+    def taken_to_rest(self, now_s: float) -> TransferReport | None:
+        """Do as `taken` before a wait."""
+        return self.taken(now_s)
+
+    @abstractmethod
+    def begin_to_rest(self, now_s: float) -> None:
+        """Do as `begin` for a call that formed no step."""
+
+    @abstractmethod
+    def rested(self, now_s: float) -> TransferReport | None:
+        """Do what is left before a wait, and return what was seen in it."""
+
+
+def joined_reports(
+    one: TransferReport | None, other: TransferReport | None
+) -> TransferReport | None:
+    """Return the report of two workers, either of which may have none."""
+    if one is None or other is None:
+        return one or other
+    return TransferReport(
+        done=[*one.done, *other.done],
+        invalid_block_ids=[*one.invalid_block_ids, *other.invalid_block_ids],
+        moved=[*one.moved, *other.moved],
+        failed=[*one.failed, *other.failed],
+        expired=[*one.expired, *other.expired],
+    )
 
 
 def nothing(*arguments: object) -> None:

@@ -85,6 +85,8 @@ class Link:
     ----------
     now_s
         Until when the copies were followed, in seconds.
+    latest_ends_s
+        When the latest copy of each kind ended, in seconds; -inf before.
     has_ended
         Whether copies have ended that were not asked for yet.
 
@@ -103,11 +105,26 @@ class Link:
         self._num_copies = 0
         self.has_ended = False
         self.now_s = 0.0
+        self.latest_ends_s = dict.fromkeys(KINDS, -inf)
 
     @property
     def is_busy(self) -> bool:
         """Whether something is copied."""
         return self._num_copies > 0
+
+    def is_copying(self, kind: JobKind) -> bool:
+        """Whether something of a kind is copied."""
+        return bool(self._queues[kind])
+
+    def drained(self) -> Link:
+        """Return this link when all its copies have run beside no step."""
+        ahead = Link(self._rules)
+        ahead.now_s, ahead.latest_ends_s = self.now_s, dict(self.latest_ends_s)
+        for queue in self._queues.values():
+            for copy in queue:
+                ahead.submit(Copy(copy.job, copy.rest_s, by_kernel=copy.by_kernel))
+        ahead.follow(inf)
+        return ahead
 
     def submit(self, copy: Copy) -> None:
         """Let a copy begin now, behind those of its queue."""
@@ -121,7 +138,7 @@ class Link:
         while queue and queue[0].rest_s <= 0:
             copy = queue.popleft()
             self._num_copies -= 1
-            copy.end_s = self.now_s
+            copy.end_s = self.latest_ends_s[copy.job.kind] = self.now_s
             if copy.begin_s != copy.begin_s:
                 copy.begin_s = self.now_s
             self._ended[copy.job.kind].append(copy)

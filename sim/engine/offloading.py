@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sim.costs.pricing import batch_total_of
 from sim.costs.transfers import goes_by_kernel
-from sim.engine.beside import Beside
+from sim.engine.beside import ReportedSteps, nothing
 from sim.engine.links import Copy, Link
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
@@ -55,7 +55,7 @@ class Worker:
     fails: FailsLoad | None = None
 
 
-class OffloadedSteps(Beside):
+class OffloadedSteps(ReportedSteps):
     """Steps beside which blocks are copied.
 
     ::
@@ -82,6 +82,17 @@ class OffloadedSteps(Beside):
     steps, transfers
         Told what copies add to steps; told of copies and of the tier.
 
+    Attributes
+    ----------
+    worker
+        See above.
+    link
+        Over which it copies.
+    on_copies
+        Called where copies run: with the time from which on, in seconds, and with the
+        link, as it is when the step ends, or when all have run if there is none. Loads
+        that begin behind a step are told by themselves.
+
     Notes
     -----
     Source: vLLM 0.33,
@@ -97,7 +108,7 @@ class OffloadedSteps(Beside):
         transfers: TransferLog,
     ) -> None:
         super().__init__(scheduler)
-        self._worker = worker
+        self.worker = worker
         self._cost_model = cost_model
         self._batch_total = batch_total_of(cost_model)
         self._steps, self._transfers = steps, transfers
@@ -110,10 +121,11 @@ class OffloadedSteps(Beside):
         # By direction and blocks: its seconds, and by what.
         self._prices: dict[tuple[bool, int], tuple[Moved, bool]] = {}
         self._formed_s = self._end_s = 0.0  # of the latest step
-        self._behind: TierHierarchy | None = scheduler.connector.behind
+        self._behind: TierHierarchy | None = scheduler.connector.offloading.behind
         self._has_news = False  # from behind, that no call has seen
         self._rests = False  # since the latest call
         self._wake_s = nan  # as it was when it began to wait
+        self.on_copies: Callable[[float, Link], object] = nothing
         if self._behind is not None:
             self._behind.on_end = transfers.note_behind
 
@@ -129,7 +141,7 @@ class OffloadedSteps(Beside):
     @property
     def asks(self) -> bool:
         # a failed request's end is an event of its own
-        return self._worker.fails is not None
+        return self.worker.fails is not None
 
     @property
     def awaits(self) -> bool:
@@ -137,12 +149,9 @@ class OffloadedSteps(Beside):
 
     # -- a step ---------------------------------------------------------------
 
-    def form(self, now_s: float) -> tuple[int, ...]:
-        self.report(now_s)
-        shape = self.scheduler.form(now_s)
+    def begin(self, now_s: float) -> None:
         self._has_news = self._rests = False
-        self._begin(now_s)
-        return shape
+        self._submit_asked(now_s)
 
     def quiet_steps(self, most: int) -> int:
         link = self.link
@@ -203,7 +212,7 @@ class OffloadedSteps(Beside):
 
     # -- what is copied -------------------------------------------------------
 
-    def _begin(self, now_s: float) -> None:
+    def _submit_asked(self, now_s: float) -> None:
         """Submit stores, and wait for what the batch needs."""
         asked, link = self.scheduler.transfers, self.link
         assert isinstance(asked, StepTransfers)  # those of a tier
@@ -231,7 +240,7 @@ class OffloadedSteps(Beside):
 
     def _note_tier(self, now_s: float) -> None:
         """Write down the chunks that the tier holds."""
-        tier = self.scheduler.connector.tier
+        tier = self.scheduler.connector.offloading.tier
         self._transfers.note_tier(
             now_s,
             tier.num_used_chunks,
@@ -249,7 +258,7 @@ class OffloadedSteps(Beside):
         is_store, num_blocks = job.kind is JobKind.STORE, len(job.block_ids)
         price = self._prices.get((is_store, num_blocks))
         if price is None:
-            way = self._worker.store if is_store else self._worker.load
+            way = self.worker.store if is_store else self.worker.load
             price = way.at(num_blocks), goes_by_kernel(way, num_blocks)
             self._prices[is_store, num_blocks] = price
         moved, by_kernel = price
@@ -258,7 +267,7 @@ class OffloadedSteps(Beside):
         return called_s + moved.host_s
 
     def _note_failure(self, job: TransferJob) -> None:
-        fails = self._worker.fails
+        fails = self.worker.fails
         index = None if fails is None else fails(len(job.block_ids))
         if index is not None:
             self._bad_blocks[job.job_id] = job.block_ids[index]
@@ -272,17 +281,21 @@ class OffloadedSteps(Beside):
         self._loads = []
         called_s = link.now_s
         end_s = link.step(total_s) if computes else called_s + total_s
+        if computes:
+            self.on_copies(self._formed_s, link)
         for job in loads:
             called_s = self._submit(job, called_s)
         self._end_s = max(end_s, called_s)
         link.follow(self._end_s)
         more_s = max(self._end_s - self._formed_s - total_s, 0.0)
         self._end_s = self._formed_s + (total_s + more_s)  # as the engine adds it up
+        if loads or not computes:
+            self.on_copies(end_s if computes else self._formed_s, link)
         return more_s
 
     # -- what has ended -------------------------------------------------------
 
-    def report(self, now_s: float) -> None:
+    def taken(self, now_s: float) -> TransferReport | None:
         self._formed_s = now_s
         self._wake_s = nan
         if self._behind is not None:
@@ -293,26 +306,33 @@ class OffloadedSteps(Beside):
             self.link.follow(now_s)
             copies = copies + self.link.poll()
         if not copies:
-            return
+            return None
         self._polled = []
         done = [copy.job.job_id for copy in copies]
         bad = [self._bad_blocks.pop(each) for each in done if each in self._bad_blocks]
         for copy in copies:
             self._transfers.note(copy.job, copy.begin_s, copy.end_s, now_s)
-        self.scheduler.receive(TransferReport(done, bad))
+        return TransferReport(done, bad)
 
-    def rest(self, now_s: float) -> None:
-        """Do what an engine does before it waits: ended requests' last stores begin."""
-        if not self._rests:  # what has arrived since was rejected
-            self.report(now_s)
+    def taken_to_rest(self, now_s: float) -> TransferReport | None:
+        if self._rests:  # what has arrived since was rejected
+            return None
+        taken = self.taken(now_s)
         self._rests = True
-        if self.scheduler.has_ended_requests:
-            self.scheduler.form_nothing()
-            self._begin(now_s)
-            self._wake_s = nan
-            self.link.follow(now_s)
+        return taken
+
+    def begin_to_rest(self, now_s: float) -> None:
+        """Let the last stores of requests that have ended begin."""
+        self._submit_asked(now_s)
+        self._wake_s = nan
+        self.link.follow(now_s)
+
+    def rested(self, now_s: float) -> TransferReport | None:
         self._submit_now(self._stores)
         self._stores = []
+        if self.link.is_busy:
+            self.on_copies(now_s, self.link.drained())
+        return None
 
     def wake_s(self, now_s: float) -> float:
         if self._wake_s != self._wake_s:

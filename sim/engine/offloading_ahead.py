@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.engine.links import Copy
     from sim.engine.pipeline import BatchQueue
     from sim.scheduler.batch import BatchShape
+    from sim.scheduler.v1.connectors.base import TransferReport
 
 
 class AheadOffloadedSteps(OffloadedSteps):
@@ -43,11 +44,8 @@ class AheadOffloadedSteps(OffloadedSteps):
     def has_news(self) -> bool:
         return super().has_news or any(self._seen)
 
-    def form(self, now_s: float) -> tuple[int, ...]:
-        self.report(now_s)
-        shape = self.scheduler.form(now_s)
+    def begin(self, now_s: float) -> None:
         self._has_news = self._rests = False
-        return shape
 
     def quiet_steps(self, most: int) -> int:
         seen = self._seen
@@ -86,7 +84,7 @@ class AheadOffloadedSteps(OffloadedSteps):
             Whether it has tokens.
         """
         self._formed_s = begin_s
-        self._begin(begin_s)
+        self._submit_asked(begin_s)
         seen: list[Copy] = self._polled
         self._seen.append(seen)
         self._polled = []
@@ -95,14 +93,14 @@ class AheadOffloadedSteps(OffloadedSteps):
             self._steps.added.append((len(self._steps.ends_s), more_s))
         return more_s
 
-    def report(self, now_s: float) -> None:
+    def taken(self, now_s: float) -> TransferReport | None:
         assert self._batches is not None
         self._take_seen(0 if now_s > self._end_s else self._batches.num_steps)
-        super().report(now_s)
+        return super().taken(now_s)
 
-    def rest(self, now_s: float) -> None:
+    def taken_to_rest(self, now_s: float) -> TransferReport | None:
         self._take_seen(0)
-        super().rest(now_s)
+        return super().taken_to_rest(now_s)
 
     def _take_seen(self, num_in_flight: int) -> None:
         """Report what steps have seen whose outputs were processed."""

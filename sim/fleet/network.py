@@ -75,6 +75,9 @@ class Network:
         self._moving: dict[Flow, None] = {}
         self._now_s = 0.0
         self._plan = 0  # number of the latest one
+        self._taken: dict[tuple[str, int], tuple[int, float]] = {}  # by link
+        self._num_takings = 0
+        self._given_back: dict[tuple[str, int], int] = {}  # by link, the last one
         self._next: Flow | None = None
 
     def begin(
@@ -112,6 +115,62 @@ class Network:
         self._end(flow)
         self._share()
 
+    def take(
+        self, way: str, place: int, bytes_per_s: float, begin_s: float, end_s: float
+    ) -> None:
+        """Let something else have a part of a link for a while, before transfers.
+
+        It takes the place of what had it before, from its begin on.
+
+        Parameters
+        ----------
+        way, place
+            ``"out"`` of an engine, or ``"in"``, and its place.
+        bytes_per_s
+            Most that it takes; transfers share what is left.
+        begin_s, end_s
+            From when until when, in seconds; infinite until the next taking.
+        """
+        self._num_takings += 1
+        taken = self._num_takings, bytes_per_s
+        now_s = self.env.now
+        self._later(max(begin_s, now_s), partial(self._set_taken, (way, place), taken))
+        if end_s < inf:
+            gone = partial(self._set_free, (way, place), self._num_takings)
+            self._later(max(end_s, begin_s, now_s), gone)
+
+    def is_taken(self, way: str, place: int) -> bool:
+        """Whether something else has a part of a link now."""
+        return (way, place) in self._taken
+
+    def give_back(self, place: int) -> None:
+        """Let transfers have all of the links of an engine, which is gone."""
+        for link in (("out", place), ("in", place)):
+            self._given_back[link] = self._num_takings
+            if link in self._taken:
+                self._set_free(link, self._taken[link][0], None)
+
+    def _later(self, time_s: float, do: Callable[[object], object]) -> None:
+        if time_s <= self.env.now:
+            do(None)
+        else:
+            At(self.env, time_s, ARRIVAL_PRIORITY).callbacks.append(do)
+
+    def _set_taken(
+        self, link: tuple[str, int], taken: tuple[int, float], _: object
+    ) -> None:
+        latest = self._taken.get(link, (self._given_back.get(link, 0), 0.0))[0]
+        if latest < taken[0]:
+            self._follow()
+            self._taken[link] = taken
+            self._share()
+
+    def _set_free(self, link: tuple[str, int], number: int, _: object) -> None:
+        if link in self._taken and self._taken[link][0] == number:
+            self._follow()
+            del self._taken[link]
+            self._share()
+
     def _end(self, flow: Flow) -> None:
         flow.is_over = True
         del self.flows[flow]
@@ -136,6 +195,8 @@ class Network:
         self._plan += 1
         self._next, span_s = None, inf
         for flow in self._moving:
+            if not flow.bytes_per_s:
+                continue
             own_s = max(flow.rest_bytes, 0.0) / flow.bytes_per_s
             if own_s < span_s:
                 self._next, span_s = flow, own_s
@@ -149,6 +210,8 @@ class Network:
             users.setdefault(("out", flow.source), []).append(flow)
             users.setdefault(("in", flow.target), []).append(flow)
         left = {link: self._bytes_per_s[link[1]] for link in users}
+        for link in left.keys() & self._taken.keys():
+            left[link] = max(left[link] - self._taken[link][1], 0.0)
         num = {link: len(flows) for link, flows in users.items()}
         done: set[Flow] = set()
         while num:

@@ -164,13 +164,20 @@ class Side(Protocol):
         ...
 
 
+def side_of(engine: Engine) -> Side:
+    """Return an engine's transfers from or to others, which a tier may stand beside."""
+    beside: Any = engine.beside
+    found: Side = getattr(beside, "side", beside)
+    return found
+
+
 class TwoPools(Replicas):
     """Prefillers and decoders, each of which a router chooses among.
 
     Parameters
     ----------
     env, engines, router, events, renew, slow, off, replicas
-        See `Replicas`; each engine has a `Side` beside.
+        See `Replicas`; each engine has a `Side` beside, or what has one as its `side`.
 
     Attributes
     ----------
@@ -211,14 +218,14 @@ class TwoPools(Replicas):
 
     def _heed(self, place: int, engine: Engine) -> None:
         """Let a prefiller that drains end when all its blocks have been read."""
-        cast("Side", engine.beside).on_free = partial(self._freed, place)
+        side_of(engine).on_free = partial(self._freed, place)
 
     def _freed(self, place: int) -> None:
         if self.roster.states[place] is ReplicaState.DRAINING:
             self._end_drained(place)
 
     def _is_needed(self, engine: Engine) -> bool:
-        return super()._is_needed(engine) or cast("Side", engine.beside).holds
+        return super()._is_needed(engine) or side_of(engine).holds
 
     def _serves(self) -> bool:
         return self._has_ready(self.router.prefill_places) and self._has_ready(
@@ -274,7 +281,7 @@ class Pairs(TwoPools):
         self._tolls_of: dict[PairSteps, Toll] = {}
 
     def _side(self, place: int) -> PairSteps:
-        return cast("PairSteps", self.engines[place].beside)
+        return cast("PairSteps", side_of(self.engines[place]))
 
     # -- requests -------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from sim.costs.pricing import batch_total_of
-from sim.engine.beside import Beside, nothing
+from sim.engine.beside import ReportedSteps, joined_reports, nothing
 from sim.scheduler.v1.connectors.base import StepPulls, TransferReport
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class PullRules:
         return self.latency_s + descriptors_s + self.handshake_s * is_first
 
 
-class PairSteps(Beside):
+class PairSteps(ReportedSteps):
     """Steps of an engine of a pair; what has ended is reported with a step's output.
 
     ::
@@ -154,12 +154,9 @@ class PairSteps(Beside):
         """Whether it keeps blocks for another engine; `on_free` tells the end."""
         return False
 
-    def form(self, now_s: float) -> tuple[int, ...]:
-        self.report(now_s)
-        shape = self.scheduler.form(now_s)
+    def begin(self, now_s: float) -> None:
         self._begin(now_s)
         self._polled.append(self._poll(now_s))
-        return shape
 
     def step(self, shape: BatchShape) -> StepCost:
         return self._cost_model.step(shape)
@@ -167,39 +164,49 @@ class PairSteps(Beside):
     def batch_total(self, *shape: int) -> float:
         return self._batch_total(*cast("Any", shape))
 
+    @property
+    def will_report(self) -> bool:
+        """Whether something has ended that was not reported yet."""
+        return self.has_news or self._has_ended()
+
     def quiet_steps(self, most: int) -> int:
-        if self.has_news or self._has_ended():
-            return 0
-        return self.scheduler.quiet_steps(most)
+        return 0 if self.will_report else self.scheduler.quiet_steps(most)
 
-    def report(self, now_s: float) -> None:
-        self._report(now_s, 0 if self._batches is None else self._batches.num_steps)
+    def taken(self, now_s: float) -> TransferReport | None:
+        return self._taken(
+            now_s, 0 if self._batches is None else self._batches.num_steps
+        )
 
-    def _report(self, now_s: float, num_in_flight: int) -> None:
-        """Report what was seen when steps were launched, but for those in flight."""
+    def _taken(self, now_s: float, num_in_flight: int) -> TransferReport | None:
+        """Take what was seen when steps were launched, but for those in flight."""
+        taken: TransferReport | None = None
         while len(self._polled) > num_in_flight:
             polled = self._polled.popleft()
             if polled.moved:
                 self._note(polled, now_s)
-                self.scheduler.receive(polled)
+                taken = joined_reports(taken, polled)
+        return taken
 
     def rest(self, now_s: float) -> None:
-        if self.scheduler.num_waiting:
-            return
-        # Without requests it looks again and again.
-        self.report(now_s)
-        if self.scheduler.has_ended_requests:
-            self.scheduler.form_nothing()
-            self._begin(now_s)
+        if not self.scheduler.num_waiting:  # it looks again and again
+            super().rest(now_s)
+
+    def begin_to_rest(self, now_s: float) -> None:
+        self._begin(now_s)
+
+    def rested(self, now_s: float) -> TransferReport | None:
         self._polled.append(self._poll(now_s))
-        self._report(now_s, 0)
+        return self._taken(now_s, 0)
 
     def _note(self, polled: TransferReport, now_s: float) -> None:
         """Take note of what is reported."""
 
+    def note_told(self, report: TransferReport | None) -> None:
+        """Take note that the scheduler was told of it."""
+
     @abstractmethod
     def _begin(self, now_s: float) -> None:
-        """Begin what the latest call asks for."""
+        """Do as `begin`, without a look at what has ended."""
 
     @abstractmethod
     def _poll(self, now_s: float) -> TransferReport:
@@ -247,11 +254,11 @@ class ProducerSteps(PairSteps):
 
     @property
     def holds(self) -> bool:
-        return bool(self.scheduler.connector.held)
+        return bool(self.scheduler.connector.pairing.held)
 
     def told(self, prompt: Request) -> None:
         """Hear that a prompt has been read, or is not wanted."""
-        if not self.is_dead and prompt in self.scheduler.connector.held:
+        if not self.is_dead and prompt in self.scheduler.connector.pairing.held:
             self._read.add(prompt)
             self.wake()
 
@@ -264,10 +271,12 @@ class ProducerSteps(PairSteps):
     def wake_s(self, now_s: float) -> float:
         return max(min(self.leases.values(), default=inf), now_s)
 
-    def _report(self, now_s: float, num_in_flight: int) -> None:
-        has_news = self.has_news
-        super()._report(now_s, num_in_flight)
-        if has_news and not self.holds:
+    def tell(self, report: TransferReport | None) -> None:
+        super().tell(report)
+        self.note_told(report)
+
+    def note_told(self, report: TransferReport | None) -> None:
+        if report is not None and report.moved and not self.holds:
             self.on_free()
 
     def _has_ended(self) -> bool:
@@ -348,7 +357,7 @@ class ConsumerSteps(PairSteps):
 
     @property
     def asks(self) -> bool:
-        connector = self.scheduler.connector
+        connector = self.scheduler.connector.pairing
         return connector.asks or any(
             each.has_failed for each in (*self._ended, *self._seen.values())
         )
@@ -359,7 +368,7 @@ class ConsumerSteps(PairSteps):
     def wake_s(self, now_s: float) -> float:
         if not self.scheduler.num_waiting or self._is_stuck():
             return inf
-        return max(float(self.scheduler.connector.next_heartbeat_s), now_s)
+        return max(float(self.scheduler.connector.pairing.next_heartbeat_s), now_s)
 
     def _is_stuck(self) -> bool:
         """Whether even an empty pool does not hold the request that waits first.

@@ -347,10 +347,11 @@ class Fleet:
     ) -> Beside | None:
         """Return the copies that run beside the steps of an engine."""
         recorder, pool = self._recorders.of_rank[place], self._owners[place]
-        if not isinstance(recorder, OffloadRecorder):
+        if not pool.engine.has_tier:
             return None
+        assert isinstance(recorder, OffloadRecorder)
         own: Any = scheduler
-        recorder.transfers.renew(own.connector.behind)
+        recorder.transfers.renew(own.connector.offloading.behind)
         return offloaded_steps(
             *(pool.config, scheduler, cost_model, pool.capacity, recorder),
             *(self._specs, place),

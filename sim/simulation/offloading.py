@@ -267,7 +267,7 @@ def offloaded_steps(  # noqa: PLR0917 - the parts of a run
 ) -> OffloadedSteps:
     """Return the copies beside the steps of an engine; see `make_worker`."""
     if wants_hints(config.engine):
-        scheduler.connector.hints = session_hints(specs)
+        scheduler.connector.offloading.hints = session_hints(specs)
     worker = make_worker(config, cost_model, capacity, place)
     is_ahead = config.engine.schedules_ahead
     return (AheadOffloadedSteps if is_ahead else OffloadedSteps)(
@@ -279,10 +279,10 @@ def transfer_log(
     engine: EngineConfig, capacity: CapacityEstimate, scheduler: Any
 ) -> TransferLog:
     """Return the log of copies."""
-    tier = scheduler.connector.tier
+    tier = scheduler.connector.offloading.tier
     num_bytes = capacity.block_bytes * engine.tensor_parallel_size
     table = engine.kv_transfer_config or KVTransferTable()
-    extra, behind = table.extra, scheduler.connector.behind
+    extra, behind = table.extra, scheduler.connector.offloading.behind
     return TransferLog(
         tier.num_chunks,
         num_bytes,

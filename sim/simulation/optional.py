@@ -69,8 +69,8 @@ def _tiers_behind(engine: Engine | Engines) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for each in every:
         scheduler: Any = each.scheduler
-        behind = getattr(getattr(scheduler, "connector", None), "behind", None)
-        if behind is None:
+        offloading = getattr(getattr(scheduler, "connector", None), "offloading", None)
+        if offloading is None or (behind := offloading.behind) is None:
             continue
         told = scheduler.connector.summary()["secondary_tiers"]
         for name, numbers in told.items():

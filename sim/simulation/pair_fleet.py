@@ -18,6 +18,7 @@ from sim.fleet.pulls import BlockSizes, ConsumerSteps, ProducerSteps, PullRules
 from sim.fleet.room_pairs import RoomPairs
 from sim.fleet.rooms import ReceiverSteps, SenderSteps
 from sim.fleet.scrapes import Scrapes
+from sim.fleet.tiered import SharedPort, TieredSteps
 from sim.hardware.interconnects import load_interconnect
 from sim.results.fleet.pulls import PromptRecorder, PullLog, pull_numbers
 from sim.results.fleet.summary import imbalance
@@ -37,13 +38,19 @@ if TYPE_CHECKING:
     from sim.engine.beside import Beside
     from sim.engine.clock import Clock
     from sim.engine.loop import Engine
+    from sim.engine.offloading import OffloadedSteps
     from sim.fleet.engines import Engines
+    from sim.fleet.pulls import PairSteps
     from sim.results.fleet.ranks import RankRecorders
     from sim.results.recording.recorder import Recording
     from sim.simulation.pools import Pool
 
 
 _DECODE_ROUTER = {"kind": "round_robin"}
+_NUM_LARGE = 4096
+"""Blocks of a copy whose fixed times count for little."""
+_OWN_LANES = ("nvlink", "xgmi")
+"""Interconnects that do not go through the port to the host, as names begin."""
 
 
 class PairFleet(Fleet):
@@ -153,12 +160,32 @@ class PairFleet(Fleet):
         )
 
     def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:
+        side = self._side(place, scheduler, cost_model)
+        tier: Any = super()._beside(place, scheduler, cost_model)
+        if tier is None:
+            return side
+        port = None
+        if _shares_gpu_port(self._links):
+            rates = self._copied_bytes_per_s(place, tier)
+            port = SharedPort(self._network, place, rates)
+        return TieredSteps(side, tier, port)
+
+    def _side(self, place: int, scheduler: Any, cost_model: CostModel) -> PairSteps:
         pool, log = self._owners[place], self._log
         if pool.role == "prefill":
             lease_s = float(self._connector.settings("nixl")["kv_lease_duration"])
             return ProducerSteps(scheduler, cost_model, place, lease_s, log)
         rules = _rules(pool, self._links)
         return ConsumerSteps(scheduler, cost_model, place, self._network, rules, log)
+
+    def _copied_bytes_per_s(self, place: int, tier: OffloadedSteps) -> dict[str, float]:
+        """Return what large copies to the host reach, and from it, of all GPUs."""
+        pool, worker = self._owners[place], tier.worker
+        block_bytes = pool.capacity.block_bytes * pool.engine.tensor_parallel_size
+        return {
+            way: _NUM_LARGE * block_bytes / transfer.at(_NUM_LARGE).copy_s
+            for way, transfer in (("out", worker.store), ("in", worker.load))
+        }
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         return super().joined(self._log.joined(recording), engines)
@@ -237,6 +264,15 @@ def _bytes_per_s(links: LinksTable) -> float:
         return links.bytes_per_s
     assert links.interconnect is not None
     return load_interconnect(links.interconnect).bytes_per_s
+
+
+def _shares_gpu_port(links: LinksTable) -> bool:
+    """Whether what is read goes through the port of copies to the host."""
+    if links.shares_gpu_port is not None:
+        return links.shares_gpu_port
+    if links.interconnect is None:
+        return True
+    return not load_interconnect(links.interconnect).name.startswith(_OWN_LANES)
 
 
 def _rules(pool: Pool, links: LinksTable) -> PullRules:

@@ -134,12 +134,16 @@ def let_run_ahead(engines: Engines) -> None:
 
 
 def merged_counters(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counters of several schedulers added up, and their hit rates."""
+    """Return the counters of several schedulers added up, and their hit rates.
+
+    Some count what others do not have.
+    """
+    known = {key: value for one in reversed(told) for key, value in one.items()}
     whole = {
-        key: added(each[key] for each in told)
+        key: added(each[key] for each in told if key in each)
         if isinstance(value, int | float) and not isinstance(value, bool)
         else value
-        for key, value in told[0].items()
+        for key, value in known.items()
     }
     for name in ("prefix_cache", "external_prefix_cache"):
         if queries := whole.get(f"{name}_queries"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.results.fleet.pulls import DraftPromptRecorder, PromptRecorder
+from sim.results.fleet.pulls import (
+    DraftPromptRecorder,
+    OffloadPromptRecorder,
+    PromptRecorder,
+)
 from sim.results.fleet.ranks import RankRecorders
 from sim.results.recording.drafts import DraftRecorder
 from sim.results.recording.recorder import Recorder
-from sim.results.recording.transfers import OffloadRecorder
+from sim.results.recording.transfers import OffloadRecorder, TransferLog
 from sim.results.recording.usage import GroupUsage, PrefixTreeUsage
-from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 from sim.simulation.offloading import transfer_log
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ def make_recorder(
     """
     owners = [pool for pool in pools for _ in pool.schedulers]
     drafts = [each for pool in pools if (each := pool.engine.speculative) is not None]
+    has_tiers = any(pool.engine.has_tier for pool in pools)
     most_drafts = max((each.num_speculative_tokens for each in drafts), default=0)
 
     def one(scheduler: Scheduler, pool: Pool) -> Recorder:
@@ -58,14 +62,16 @@ def make_recorder(
         }
         if most_drafts:  # of any: tables of all engines have the same columns
             more["num_speculative_tokens"] = most_drafts
+        if has_tiers:
+            more["transfers"] = (
+                transfer_log(pool.engine, pool.capacity, scheduler)
+                if pool.engine.has_tier
+                else TransferLog()
+            )
+        kinds: tuple[type[Recorder], ...] = Recorder, DraftRecorder, OffloadRecorder
         if pool.role == "prefill":
-            return (DraftPromptRecorder if most_drafts else PromptRecorder)(**more)
-        if most_drafts:
-            return DraftRecorder(**more)
-        if isinstance(getattr(scheduler, "connector", None), OffloadingConnector):
-            log = transfer_log(pool.engine, pool.capacity, scheduler)
-            return OffloadRecorder(log, **more)
-        return Recorder(**more)
+            kinds = PromptRecorder, DraftPromptRecorder, OffloadPromptRecorder
+        return kinds[1 if most_drafts else 2 * has_tiers](**more)
 
     own = [*map(one, schedulers, owners)]
     if config.fleet is None and len(own) == 1:

@@ -12,6 +12,7 @@ from sim.simulation.run import Simulation
 from tests.identity.compare import Look
 from tests.identity.random_configs import Case, draw_case
 from tests.identity.random_groups import draw_group_case
+from tests.identity.random_tiers import MODEL, draw_tier
 
 _OF_V1 = (
     *("preemption_victim", "admission", "evictor", "sliding_window", "engine_version"),
@@ -45,6 +46,7 @@ def draw_fleet_case(seed: int) -> Case:
             _give_groups(data, number)
         if "links" in data["fleet"]:
             _draft_apart(Random(f"drafts {seed}"), data)
+            _offload_apart(Random(f"tiers {seed}"), data)
         if Random(f"spaced {number}").random() < 0.1:  # one by one, for one pool
             last = data["fleet"]["pools"][-1]
             last["engine"] = last.get("engine", {}) | {"prefill_schedule_interval": 3}
@@ -145,6 +147,27 @@ def _draft_apart(rng: Random, data: dict[str, Any]) -> None:
     data["workload"]["acceptance"] = {"kind": "constant", "rate": rng.random()}
     if data["cost"]["kind"] not in {"roofline", "measured"}:
         data["cost"]["draft_step_s"] = rng.choice([0.0, 1e-4])
+
+
+def _offload_apart(rng: Random, data: dict[str, Any]) -> None:
+    """Give prefillers, decoders or both a tier, which knows of no drafts and ranks."""
+    engine, fleet = data["engine"], data["fleet"]
+    if rng.random() < 0.4 or "data_parallel_size" in engine:
+        return
+    engine["model"] = MODEL
+    engine.pop("speculative_config", None)
+    prefill, decode = fleet["pools"]
+    decode.pop("engine", None)
+    blocks = engine["block_size"], engine["num_gpu_blocks_override"]
+    given = [prefill], [decode], [prefill, decode]
+    for pool in rng.choice(given):
+        pool["engine"] = draw_tier(rng, *blocks)
+        policy = pool["engine"]["kv_transfer_config"].pop("kv_load_failure_policy")
+        fleet["connector"] = {"kv_load_failure_policy": policy}
+    if "engine" in decode and rng.random() < 0.5:
+        fleet["connector"]["asks_tier_first"] = True
+    if rng.random() < 0.3:
+        fleet["links"]["shares_gpu_port"] = False
 
 
 def _router(rng: Random) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 from sim.config.tables import parse_config
 from tests.identity.random_configs import Case, draw_case
 
+MODEL = "meta-llama/Llama-3.1-8B"
 _TOKEN_BYTES = 2**17
-"""Of Llama-3.1-8B."""
+"""Of `MODEL`."""
 _UNKNOWN = ("admission", "engine_version", "sliding_window")
 
 
@@ -24,24 +25,31 @@ def draw_tier_case(seed: int) -> Case:
     engine["async_scheduling"] = rng.random() < 0.75
     if engine["async_scheduling"]:
         engine.pop("prefill_schedule_interval", None)
-    engine["model"] = "meta-llama/Llama-3.1-8B"
-    num_chunks = round(engine["num_gpu_blocks_override"] * rng.choice([0.3, 1, 3, 10]))
-    size = rng.choice([1, 1, 1, 2, 4])
-    chunk_bytes = engine["block_size"] * size * _TOKEN_BYTES
-    engine["kv_offloading_size"] = (
-        (max(num_chunks // size, 1) + 0.5) * max(chunk_bytes, 4096) / 2**30
-    )
-    engine["kv_offloading_link"] = _link(rng)
-    engine["kv_transfer_config"] = {
-        "kv_load_failure_policy": rng.choice(["fail", "recompute"]),
-        "kv_connector_extra_config": _extra(rng, engine["block_size"], size),
-    }
+    engine["model"] = MODEL
+    engine |= draw_tier(rng, engine["block_size"], engine["num_gpu_blocks_override"])
     data = config.to_data()
     data["engine"] = engine
     data["workload"]["output_end"] = rng.choice(
         ["stop", "length", {"stop": 0.5, "length": 0.5}]
     )
     return Case(parse_config(data), look)
+
+
+def draw_tier(rng: Random, block_size: int, num_gpu_blocks: int) -> dict[str, Any]:
+    """Return the keys of a tier behind a pool of `MODEL`."""
+    num_chunks = round(num_gpu_blocks * rng.choice([0.3, 1, 3, 10]))
+    size = rng.choice([1, 1, 1, 2, 4])
+    chunk_bytes = block_size * size * _TOKEN_BYTES
+    return {
+        "kv_offloading_size": (
+            (max(num_chunks // size, 1) + 0.5) * max(chunk_bytes, 4096) / 2**30
+        ),
+        "kv_offloading_link": _link(rng),
+        "kv_transfer_config": {
+            "kv_load_failure_policy": rng.choice(["fail", "recompute"]),
+            "kv_connector_extra_config": _extra(rng, block_size, size),
+        },
+    }
 
 
 def _link(rng: Random) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_no_block_is_lost(ahead: bool) -> None:
         (
             GPT_OSS | {"kv_offloading_size": 8},
             {},
-            "kv_offloading_size",
+            "a CPU tier is known of models with full attention only",
         ),
     ],
 )

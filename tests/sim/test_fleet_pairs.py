@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.fleet.network import Network
-from sim.fleet.pairs import Pairs
+from sim.fleet.pairs import Pairs, side_of
 from sim.fleet.pulls import ConsumerSteps, ProducerSteps
 from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
@@ -65,13 +65,13 @@ def checked(simulation: Simulation) -> Results:
     for place, engine in enumerate(engines.engines):
         scheduler: Any = engine.scheduler
         scheduler.check()
-        side = engine.beside
+        side = side_of(engine)
         if isinstance(side, ConsumerSteps):
             held = list(scheduler.delayed)  # of requests that left while it read
             assert side.is_dead or len(side.reads) <= len(held)
         else:
             assert isinstance(side, ProducerSteps)
-            held = list(scheduler.connector.held)
+            held = list(scheduler.connector.pairing.held)
         num_held = sum(len(scheduler.block_ids(each)) for each in held)
         assert engine.scheduler.cache_usage().num_physical_blocks <= num_held, place
     return results

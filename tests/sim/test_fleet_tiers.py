@@ -239,17 +239,6 @@ def test_the_link_of_each_engine_bounds_what_it_has_of_the_pool() -> None:
         (
             {
                 "pools": [
-                    {"name": "p", "role": "prefill", "replicas": 1},
-                    {"name": "d", "role": "decode", "replicas": 1},
-                ],
-                "links": {"bytes_per_s": 1e10},
-            },
-            {},
-            "a tier behind the pools of prefill engines is not built",
-        ),
-        (
-            {
-                "pools": [
                     {"name": "a", "replicas": 1},
                     {"name": "b", "replicas": 1, "engine": {"kv_offloading_size": 1.0}},
                 ],

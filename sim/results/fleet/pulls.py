@@ -12,7 +12,7 @@ from sim.results import schema
 from sim.results.metrics import distribution_ms
 from sim.results.recording.drafts import DraftRecorder
 from sim.results.recording.recorder import Recorder
-from sim.results.recording.transfers import busy_s
+from sim.results.recording.transfers import OffloadRecorder, busy_s, with_loads
 from sim.results.tables.columns import Texts
 from sim.results.tables.memory import ResultTable
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 PARTS: Final = ("queue", "prefill", "transfer", "decode")
 """Of a TTFT, in the order in which a request goes through them."""
+
+KINDS: Final = ("pull", "failed_pull")
+"""Of transfers that are pulls."""
 
 _NUM_FACTS: Final = 7
 
@@ -52,6 +55,10 @@ class PromptRecorder(Recorder):
         self.num_prompts += len(requests)
         row = len(self.steps.ends_s) - 1 - num_later_steps
         self.steps.finished.append((row, len(requests)))
+
+
+class OffloadPromptRecorder(PromptRecorder, OffloadRecorder):
+    """A `PromptRecorder` of a fleet in which some engines have a tier."""
 
 
 class DraftPromptRecorder(PromptRecorder, DraftRecorder):
@@ -145,13 +152,15 @@ class PullLog:
         """Return a recording whose requests have the columns of `schema.PAIRS`."""
         facts = np.frombuffer(self._facts, np.int64).reshape(-1, _NUM_FACTS)
         times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 5)
-        table = recording.request_table
+        table, copies = recording.request_table, recording.transfer_table
         columns = _split(table, facts, times_s)
-        return replace(
+        pulls = self._table(facts, times_s)
+        found = replace(
             recording,
             request_table=table.with_columns(columns, schema.PAIRS),
-            transfer_table=self._table(facts, times_s),
+            transfer_table=pulls if copies is None else _beside(copies, pulls),
         )
+        return found if copies is None else with_loads(found)
 
     def _table(
         self, facts: npt.NDArray[np.int64], times_s: npt.NDArray[np.float64]
@@ -175,6 +184,25 @@ class PullLog:
         }
         schema_of = schema.TRANSFERS | schema.PULLS
         return ResultTable(columns, schema_of)
+
+
+def _beside(copies: ResultTable, pulls: ResultTable) -> ResultTable:
+    """Return copies to tiers and back and pulls, in the order in which they began."""
+    nowhere = {"prefill_engine": np.full(copies.num_rows, -1)}
+    tables = copies.with_columns(nowhere, {"prefill_engine": "int64"}), pulls
+    columns: dict[str, Any] = {
+        name: np.concatenate([table[name] for table in tables]) for name in pulls.kinds
+    }
+    kinds = Texts()
+    columns["kind"] = kinds.column(kinds.encode(columns["kind"].tolist()))
+    order = np.argsort(columns["begin_s"], kind="stable")
+    return ResultTable(columns, pulls.kinds).taken(order)
+
+
+def pulls_of(transfers: ResultTable) -> ResultTable:
+    """Return the pulls among transfers, without copies to tiers and back."""
+    is_pull = transfers.is_one_of("kind", KINDS)
+    return transfers if is_pull.all() else transfers.taken(is_pull)
 
 
 def _split(
@@ -221,8 +249,9 @@ def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
         ``ttft_split``: statistics of each of `PARTS` in milliseconds; ``transfers``:
         numbers of pulls, seconds of each, and how many were under way.
     """
-    requests, pulls = recording.request_table, recording.transfer_table
-    assert pulls is not None
+    requests, transfers = recording.request_table, recording.transfer_table
+    assert transfers is not None
+    pulls = pulls_of(transfers)
     split = {part: distribution_ms(part, requests[f"ttft_{part}_s"]) for part in PARTS}
     begin_s, end_s = pulls["begin_s"], pulls["end_s"]
     spans_s = end_s - begin_s

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.results import schema
+from sim.results.fleet.pulls import pulls_of
 from sim.results.tables.columns import Texts
 from sim.results.tables.memory import ResultTable
 from sim.results.tables.steps import engines_in, span_columns, spans_s
@@ -172,9 +173,10 @@ def _queues(
 
 def _transfers(recording: Recording, num_places: int, times_s: Floats) -> Integers:
     """Return by place and time how many prompts were being read."""
-    pulls = recording.transfer_table
+    transfers = recording.transfer_table
     found = np.zeros((num_places, len(times_s)), np.int64)
-    if pulls is not None and "prefill_engine" in pulls.kinds:
+    if transfers is not None and "prefill_engine" in transfers.kinds:
+        pulls = pulls_of(transfers)
         for place in np.unique(pulls["engine"]):
             own = pulls["engine"] == place
             pairs = zip(pulls["begin_s"][own], pulls["end_s"][own], strict=True)

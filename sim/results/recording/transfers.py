@@ -35,7 +35,7 @@ class TransferLog:
     Parameters
     ----------
     num_chunks
-        Places of the tier.
+        Places of the tier; 0 for an engine without one beside others that have one.
     block_bytes
         Bytes that a block moves, all GPUs together.
     block_size
@@ -48,9 +48,9 @@ class TransferLog:
 
     def __init__(
         self,
-        num_chunks: int,
-        block_bytes: int,
-        block_size: int,
+        num_chunks: int = 0,
+        block_bytes: int = 0,
+        block_size: int = 1,
         blocks_per_chunk: int = 1,
         behind: Mapping[str, SecondaryTier] | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class TransferLog:
         """Return the share of the tier that was used at these times."""
         at = np.searchsorted(np.frombuffer(self._tier_s), times_s, side="right")
         used = np.frombuffer(self._tier, np.int64).reshape(-1, self._num_places)[:, 0]
-        usage: Floats = np.append(0, used)[at] / self.num_chunks
+        usage: Floats = np.append(0, used)[at] / max(self.num_chunks, 1)
         return usage
 
 
@@ -198,23 +198,34 @@ class OffloadRecorder(Recorder):
         return super()._emit(batch | {"cpu_cache_usage": usage})
 
     def finish(self, now_s: float) -> Recording:
-        recording = super().finish(now_s)
-        copies, tier = self.transfers.transfer_table(), self.transfers.tier_table()
-        table = recording.request_table
-        ids = table["request_id"]
-        is_load = np.isin(copies["kind"], LOADS)
-        loaded = copies["request_id"][is_load]
-        # Some go on elsewhere, and have no row here.
-        most = max(ids.max(initial=-1), loaded.max(initial=-1))
-        num_tokens = np.zeros(int(most) + 1, np.int64)
-        np.add.at(num_tokens, loaded, copies["num_tokens"][is_load])
-        columns = {"num_loaded_tokens": num_tokens[ids]}
-        return replace(
-            recording,
-            request_table=table.with_columns(columns, schema.OFFLOAD_REQUESTS),
-            transfer_table=copies,
-            tier_table=tier,
+        log = self.transfers
+        return with_loads(
+            replace(
+                super().finish(now_s),
+                transfer_table=log.transfer_table(),
+                tier_table=log.tier_table() if log.num_chunks else None,
+            )
         )
+
+
+def with_loads(recording: Recording) -> Recording:
+    """Return a recording whose requests have the columns of `schema.OFFLOAD_REQUESTS`.
+
+    A request's loads count on whichever engine.
+    """
+    table, copies = recording.request_table, recording.transfer_table
+    assert copies is not None
+    ids = table["request_id"]
+    is_load = np.isin(copies["kind"], LOADS)
+    loaded = copies["request_id"][is_load]
+    # Some go on elsewhere, and have no row here.
+    most = max(ids.max(initial=-1), loaded.max(initial=-1))
+    num_tokens = np.zeros(int(most) + 1, np.int64)
+    np.add.at(num_tokens, loaded, copies["num_tokens"][is_load])
+    columns = {"num_loaded_tokens": num_tokens[ids]}
+    return replace(
+        recording, request_table=table.with_columns(columns, schema.OFFLOAD_REQUESTS)
+    )
 
 
 def busy_s(begin_s: Floats, end_s: Floats) -> float:
@@ -232,7 +243,8 @@ def _mean_busy_s(recording: Recording, kinds: Sequence[str]) -> float:
     found = []
     for part in parts:
         copies = part.transfer_table
-        assert copies is not None
+        if copies is None or part.tier_table is None:
+            continue  # it has no link
         rows = np.isin(np.asarray(copies["kind"]), kinds)
         found.append(busy_s(copies["begin_s"][rows], copies["end_s"][rows]))
     return sum(found) / len(found)
@@ -281,10 +293,13 @@ def transfer_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         summary[f"external_prefix_cache_{name}"] for name in ("queries", "hits")
     )
     share = hits / queries if queries else 0.0
+    found = f"{share:.2%} of {queries:,} prompt tokens that the GPU missed"
+    if "ttft_split" in summary:  # what decoders read of prefillers are hits, too
+        found = f"{summary['loaded_blocks']:,} blocks loaded"
     yield (
         "CPU tier",
-        f"{share:.2%} of {queries:,} prompt tokens that the GPU missed; "
-        f"{num_chunks:,} chunks, mean {summary['cpu_cache_usage_mean']:.1%} used; "
+        f"{found}; {num_chunks:,} chunks, "
+        f"mean {summary['cpu_cache_usage_mean']:.1%} used; "
         f"{summary['num_tier_evictions']:,} evicted",
     )
     parts = (

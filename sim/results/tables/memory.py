@@ -150,6 +150,17 @@ class ResultTable(Mapping[str, Array]):
         """Return a table that has these columns behind its own."""
         return ResultTable({**self._columns, **columns}, {**self.kinds, **kinds})
 
+    def taken(self, rows: npt.NDArray[Any]) -> ResultTable:
+        """Return a table of some rows, by number or by whether."""
+        columns: dict[str, Array | Coded] = {}
+        for name, kind in self.kinds.items():
+            if kind == "str":
+                codes, texts = self._coded(name)
+                columns[name] = Coded(codes[rows], texts)
+            else:
+                columns[name] = self[name][rows]
+        return ResultTable(columns, self.kinds)
+
     def _coded(self, name: str) -> tuple[npt.NDArray[np.int32], Sequence[str]]:
         column = self._columns[name]
         if isinstance(column, Coded):

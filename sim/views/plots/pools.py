@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.results.fleet.pulls import PARTS, in_flight
+from sim.results.fleet.pulls import PARTS, in_flight, pulls_of
 from sim.views.plots import style
 from sim.views.plots.fleets import mean_usage
 
@@ -76,8 +76,9 @@ def _draw_usage(axes: Axes, results: Results, stop_s: float) -> None:
 
 
 def _draw_transfers(axes: Axes, results: Results, stop_s: float) -> None:
-    pulls = results.recording.transfer_table
-    assert pulls is not None
+    transfers = results.recording.transfer_table
+    assert transfers is not None
+    pulls = pulls_of(transfers)
     unit_s, _ = style.time_unit(stop_s)
     times_s, numbers = in_flight(pulls["begin_s"], pulls["end_s"])
     edges_s = np.linspace(0.0, stop_s, _NUM_COLUMNS + 1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.results.fleet.pulls import PARTS, in_flight
+from sim.results.fleet.pulls import PARTS, in_flight, pulls_of
 from sim.results.fleet.summary import fleet_rows
 from sim.results.summary.compared import compared_lines
 from sim.results.summary.verdict import verdict_lines
@@ -262,8 +262,9 @@ def _pools_over_time(run: Run, clock: Clock) -> Chart:
         mean = 100.0 * usage[own].mean(axis=0)
         lines.append(_curve(pool["pool"], run_colour(number), at, mean))
     panels = [Panel(Axis("KV blocks in use (%)", low=0.0), tuple(lines))]
-    pulls = run.folder.transfer_table
-    if "ttft_split" in summary and pulls is not None:
+    transfers = run.folder.transfer_table
+    if "ttft_split" in summary and transfers is not None:
+        pulls = pulls_of(transfers)
         times_s, numbers = in_flight(pulls["begin_s"], pulls["end_s"])
         area = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * numbers[:-1])])
         mean = (
