@@ -311,6 +311,19 @@ def fates() -> st.SearchStrategy[list[Event]]:
     return drawn()
 
 
+def test_a_proof_changes_nothing_in_an_engine_amid_its_step() -> None:
+    """A step's end calls proofs of all engines, as another has formed a step."""
+    events = [
+        event(0.028, "slow", 1, factor=0.5),
+        event(0.064, "slow", 2, factor=0.5),
+        event(0.119, "slow", 1, factor=0.5),
+        event(0.27, "drain", 1),
+        event(1.121, "slow", 2, factor=1.0),
+    ]
+    results = checked(simulation_of(events, "sglang", kind="ray_prefix"))
+    assert results.summary["completed"] == 120
+
+
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(

@@ -377,7 +377,7 @@ class ClockedSglangScheduler(SglangScheduler):
         return self.holdings.usage()
 
     def check(self) -> None:
-        self._process_due()
+        # Processes no output: a step may be under way, whose end takes the oldest.
         self.clock.check()
         for entry in self.clock.entries.values():
             self.clock.fill(entry)
