@@ -49,12 +49,19 @@ Comparison = dict[str, float | None]
 the value, or where nothing was measured to be a percentage of."""
 
 
-def compared(predicted: float | None, measured: float | None) -> Comparison:
+def compared(
+    predicted: float | None,
+    measured: float | None,
+    bounds: tuple[float, float] | None = None,
+) -> Comparison:
+    """Compare two numbers; within `bounds` of the measured one there is no error."""
     error: float | None = None
     if predicted is not None and measured is not None:
+        low, high = bounds or (measured, measured)
+        beyond = predicted - min(max(predicted, low), high)
         if abs(measured) >= _LEAST:
-            error = 100.0 * (predicted - measured) / measured
-        elif predicted == measured:
+            error = 100.0 * beyond / measured
+        elif not beyond:
             error = 0.0
     return {
         "predicted": predicted,
@@ -78,7 +85,7 @@ def metrics(
     )
     always = METRICS if part is None else ()
     return {
-        name: compared(left.get(name), right.get(name))
+        name: compared(left.get(name), right.get(name), measured.bounds.get(name))
         for name in dict.fromkeys((*always, *right))
         if name in always or name in left
     }

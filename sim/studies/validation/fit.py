@@ -148,8 +148,13 @@ def fit_terms(
     if any(is_of_front_end(term) for term in terms):
         latencies.append("ttft_s")
     requests = measured.requests
-    rows = ended_by(requests, split_s) if requests is not None else np.zeros(0, bool)
-    if requests is None or rows.sum() < _MIN_REQUESTS:
+    if requests is None:
+        raise MeasuredError(
+            f"--fit needs the times of single requests; {measured.source} has totals "
+            f"only: give requests.csv, or a result of vllm bench serve --save-detailed"
+        )
+    rows = ended_by(requests, split_s)
+    if rows.sum() < _MIN_REQUESTS:
         raise MeasuredError(
             f"--fit needs at least {_MIN_REQUESTS} requests that ended in its part of "
             f"the run (by {split_s:.6g} s); there are {int(rows.sum())}: give a larger "

@@ -99,6 +99,8 @@ class Observed:
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Totals and statistics under the names of ``summary.json``, where the source has
     them itself; what follows from `requests` is computed instead."""
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of `numbers` that are known no better: the least and the most each may be."""
     series: TimeSeries | None = None
     begins_at_queue: bool = False
     """Whether latencies begin and end at the engine, without its front end."""

@@ -52,6 +52,12 @@ def test_a_host_that_stands_for_a_link_is_refused_where_it_is_hidden() -> None:
         fit_terms([parse_term("host")], measured, hidden, 30.0)
 
 
+def test_totals_alone_fit_nothing() -> None:
+    totals = Observed("bench.json", numbers={"mean_tpot_ms": 20.0})
+    with pytest.raises(MeasuredError, match=r"bench\.json has totals only: give req"):
+        fit_terms([parse_term("host")], totals, hidden, 30.0)
+
+
 def test_a_term_that_explains_nothing_is_told() -> None:
     term = parse_term("cost.request_overhead_s=0:1e-3")
     assert fit_terms([term], steps_of(0.03), hidden, 30.0).explains_little

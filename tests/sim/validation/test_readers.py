@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.studies.validation.observed import MeasuredError
+from sim.studies.validation.compare import metrics
+from sim.studies.validation.observed import MeasuredError, Observed
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
 
@@ -237,6 +238,19 @@ def test_a_scrape_gives_means_exactly_and_percentiles_in_their_bucket(
         }
     )
     assert "buckets up to 100%" in measured.notes[1]
+
+
+def test_a_percentile_is_known_to_its_bucket_and_no_better(tmp_path: Path) -> None:
+    """One that was predicted in it may be right."""
+    measured = read(write(tmp_path, SCRAPE))
+    assert measured.bounds["p50_ttft_ms"] == pytest.approx((0.0, 100.0))
+    for predicted, beyond in ((150.0, 0.0), (101.0, 0.0), (90.0, -10.0), (236.0, 36.0)):
+        simulated = Observed("simulation", numbers={"p99_ttft_ms": predicted})
+        told = metrics(simulated, measured)["p99_ttft_ms"]
+        assert told["error_pct"] == pytest.approx(100.0 * beyond / 198.0)
+    # a mean is known exactly
+    told = metrics(Observed("simulation", numbers={"mean_ttft_ms": 150.0}), measured)
+    assert told["mean_ttft_ms"]["error_pct"] == pytest.approx(25.0)
 
 
 def test_a_state_that_nobody_recorded_is_left_out(tmp_path: Path) -> None:

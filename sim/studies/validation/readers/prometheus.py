@@ -2,7 +2,7 @@
 
 Names changed over the releases; each quantity has a list of them. A histogram gives
 its mean exactly (sum over count); a percentile lies somewhere in a bucket, is taken on
-the straight line through it, and the note says how wide the bucket is.
+the straight line through it, and a prediction in that bucket has no error.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def read_prometheus(text: str, path: Path) -> Observed:
     _check_finite(families, path)
     _check_one_engine(families, path)
     numbers = _totals(families)
-    widest = 0.0
+    bounds: dict[str, tuple[float, float]] = {}
     for latency, names in _HISTOGRAMS.items():
         metric = _first(families, names)
         if metric is not None:
-            found, width = _distribution(latency, metric)
+            found, of_percentiles = _distribution(latency, metric)
             numbers |= found
-            widest = max(widest, width)
+            bounds |= of_percentiles
     if not numbers:
         raise MeasuredError(
             f"{path} has none of vLLM's counters; is it the right port?"
@@ -78,12 +78,19 @@ def read_prometheus(text: str, path: Path) -> Observed:
     notes = [
         "counters are of the engine's whole life: it must have served this run only"
     ]
-    if widest:
+    if bounds:
+        widest = max(
+            (high - low) / numbers[name] for name, (low, high) in bounds.items()
+        )
         notes.append(
-            f"percentiles lie in buckets up to {widest:.0%} of their value wide"
+            f"percentiles lie in buckets up to {widest:.0%} of their value wide; "
+            f"errors are what lies beyond"
         )
     return Observed(
-        source=f"metrics of vLLM, {path.name}", numbers=numbers, notes=tuple(notes)
+        source=f"metrics of vLLM, {path.name}",
+        numbers=numbers,
+        bounds=bounds,
+        notes=tuple(notes),
     )
 
 
@@ -137,8 +144,10 @@ def _totals(families: Mapping[str, Metric]) -> dict[str, float]:
     return found
 
 
-def _distribution(latency: str, metric: Metric) -> tuple[dict[str, float], float]:
-    """Return mean and percentiles in ms, and the widest bucket used, relative."""
+def _distribution(
+    latency: str, metric: Metric
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Return mean and percentiles in ms, and the bucket of each of the latter."""
     total_s = count = 0.0
     edges: dict[float, float] = {}
     for sample in metric.samples:
@@ -150,24 +159,25 @@ def _distribution(latency: str, metric: Metric) -> tuple[dict[str, float], float
             edge = float(sample.labels["le"])
             edges[edge] = edges.get(edge, 0.0) + sample.value
     if not count:
-        return {}, 0.0
+        return {}, {}
     found = {f"mean_{latency}_ms": total_s / count * 1e3}
-    widest = 0.0
+    bounds = {}
     for percent in _PERCENTILES:
-        value_s, width_s = _in_bucket(sorted(edges.items()), percent / 100.0 * count)
+        name, rank = f"p{percent}_{latency}_ms", percent / 100.0 * count
+        value_s, low_s, high_s = _in_bucket(sorted(edges.items()), rank)
         if value_s > 0.0:
-            found[f"p{percent}_{latency}_ms"] = value_s * 1e3
-            widest = max(widest, width_s / value_s)
-    return found, widest
+            found[name] = value_s * 1e3
+            bounds[name] = low_s * 1e3, high_s * 1e3
+    return found, bounds
 
 
-def _in_bucket(buckets: Buckets, rank: float) -> tuple[float, float]:
-    """Return the value of a rank in seconds, and the width of its bucket."""
+def _in_bucket(buckets: Buckets, rank: float) -> tuple[float, float, float]:
+    """Return the value of a rank in seconds, and the edges of its bucket."""
     low_s = below = 0.0
     for edge_s, cumulative in buckets:
         if cumulative >= rank and math.isfinite(edge_s):
             share = (rank - below) / (cumulative - below) if cumulative > below else 1.0
-            return low_s + (edge_s - low_s) * share, edge_s - low_s
+            return low_s + (edge_s - low_s) * share, low_s, edge_s
         if math.isfinite(edge_s):
             low_s, below = edge_s, cumulative
-    return 0.0, 0.0
+    return 0.0, 0.0, 0.0
