@@ -57,6 +57,7 @@ class LockStep:
                                        (two are on the GPU at most)
         no tokens on this rank      -> a dummy batch, while the wave goes on
         after turn 1, 16, 32, ...   -> all ask each other: no work ends the wave
+    what came since the turn    -> is not known then, and starts another wave
 
     Parameters
     ----------

@@ -77,6 +77,8 @@ class Engine:
     ----------
     num_steps
         Steps taken so far.
+    num_unread
+        Requests that came since a turn with other ranks began.
     is_interruptible
         Whether requests may come, or be withdrawn, before the horizon: a stretch then
         ends with the step in progress.
@@ -126,7 +128,7 @@ class Engine:
         self.arrivals: Iterable[Request] = arrivals or ()
         self.sample = sample
         self.horizon = horizon
-        self.num_steps = 0
+        self.num_steps = self.num_unread = 0
         self.listeners: list[StepListener] = []
         self.empty_steps = EmptySteps()
         self.is_alone = True
@@ -188,6 +190,7 @@ class Engine:
         self.recorder.arrived(request)
         error = self._admission_error(request) if self.may_reject(request) else None
         if error is None:
+            self.num_unread += 1
             self._add_request(request)
             self._wake_up()
         else:
@@ -259,6 +262,7 @@ class Engine:
         while not self.stop_requested:
             if pace is not None:
                 yield from pace.turned(has_work=ways.is_unfinished())
+                self.num_unread = 0
                 now_s = env._now
             if self._actions:
                 self._act()

@@ -165,6 +165,15 @@ def test_a_wave_of_one_step_ends_at_its_end() -> None:
         assert steps_of(recording, rank)["start_s"].tolist() == [0.0, 5.0]
 
 
+def test_what_comes_in_the_last_step_of_a_wave_starts_another_one() -> None:
+    """A core reads its queue when a turn begins, and then asks what it knows of."""
+    specs = [spec(0, 0.0, 10, 1), spec(1, 0.005, 10, 2)]
+    recording, lock = ran(specs, 2)
+    assert lock.num_waves == 2
+    tokens = steps_of(recording, 1)["num_batched_tokens"].tolist()
+    assert tokens == [0, 10, 1, *[0] * (DP_SYNC_INTERVAL - 2)]
+
+
 def test_one_rank_is_an_engine() -> None:
     specs = [spec(i, 0.03 * i, 40 + 37 * i % 300, 1 + 13 * i % 40) for i in range(60)]
     changes = {"num_gpu_blocks": 60, "max_num_seqs": 8, "max_model_len": 800}

@@ -90,6 +90,7 @@ class Owner(Protocol):
     empty_steps: EmptySteps
     is_alone: bool
     keeps_costs: bool
+    num_unread: int
 
     def leave(self, request: Request) -> None:
         """Record and announce the end of a request that got no answer."""
@@ -289,13 +290,15 @@ class Steps(ABC):
             owner.leave(request)
 
     def is_unfinished(self) -> bool:
-        """Whether there are requests that will get on, if only by waiting."""
-        beside, scheduler = self._owner.beside, self._scheduler
-        if self._owner.empty_steps.are_vain and not (
-            beside is not None and beside.awaits
-        ):
+        """Whether there are requests that will get on, if only by waiting.
+
+        A core reads its queue when a turn begins: what has come since is not known.
+        """
+        owner, scheduler = self._owner, self._scheduler
+        beside = owner.beside
+        if owner.empty_steps.are_vain and not (beside is not None and beside.awaits):
             return False
-        return any(queue_lengths(scheduler))
+        return sum(queue_lengths(scheduler)) > owner.num_unread
 
     def _has_work(self) -> bool:
         """Whether a batch may be formed, or an empty step is taken with others."""

@@ -1,0 +1,147 @@
+"""Waves of data-parallel ranks beside the installed vLLM's loops and coordinator."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.costs.ahead import HostAhead
+from sim.costs.linear import LinearCost
+from sim.costs.lock_step import steps_together
+from sim.engine.clients import hand_over
+from sim.engine.clock import Clock
+from sim.engine.group_sampling import sampler_for
+from sim.engine.lock_step import LockStep
+from sim.engine.loop import Engine
+from sim.fleet.engines import Engines
+from sim.results.recording.recorder import Recorder
+from sim.scheduler.hosted.api import installed_version, nearest_release
+from sim.studies.conformance.driver import (
+    hosted_scheduler,
+    make_scheduler,
+    requests_of,
+)
+from sim.studies.conformance.random_v1 import random_workload
+from tests.hosted.test_conform import minor, pytestmark, why_missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.costs.lock_step import RankStep
+    from sim.scheduler.batch import BatchShape
+    from sim.scheduler.request import Request
+    from sim.studies.conformance.workload import DecisionWorkload
+
+    Arrivals = list[tuple[float, int, Request]]
+    Steps = list[tuple[float, list[int]]]
+
+__all__ = ["pytestmark"]
+
+NUM_WORKLOADS, WORKLOADS_A_TEST = 60, 30
+STEP_S = 1.0
+"""Of every step, as fakes have it, too: which rank steps when is what is compared."""
+
+
+def drawn(seed: int, release: str, *, ahead: bool) -> DecisionWorkload:
+    """Return a workload of which each rank has the engine; all of it is served."""
+    workload = random_workload(seed, release, async_scheduling=ahead)
+    config = workload.config | {"prefill_schedule_interval": 1}
+    workload = workload.model_copy(update={"config": config})
+    asked, requests = make_scheduler(workload), requests_of(workload)
+    served = [
+        raw.model_copy(update={"abort_step": None})
+        for raw in workload.requests
+        if asked.admission_error(requests[raw.id]) is None
+    ]
+    return workload.model_copy(update={"requests": served})
+
+
+def arrivals_of(workload: DecisionWorkload, seed: int, num_ranks: int) -> Arrivals:
+    """Return requests with times and ranks: bursts, and pauses that end waves."""
+    draw, time_s, arrivals = Random(f"waves {seed}"), 0.0, []
+    gap_s = draw.choice((1, 5, 20, 40))
+    for request in requests_of(workload).values():
+        time_s += gap_s * draw.choice((0.0, 0.1, 0.5, 1, 4)) * draw.random()
+        time_s += 1e-3 * draw.random()
+        request.arrival_s = time_s
+        arrivals.append((time_s, draw.randrange(num_ranks), request))
+    return arrivals
+
+
+class AsTold:
+    """Sends each request to its rank."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._places = {request.request_id: place for _, place, request in arrivals}
+
+    def choose(self, request: Request) -> int:
+        return self._places[request.request_id]
+
+    def ended(self, request: Request, place: int) -> None:
+        assert self.choose(request) == place
+
+
+def ours(
+    workload: DecisionWorkload, arrivals: Arrivals, num_ranks: int, *, ahead: bool
+) -> tuple[Steps, int, dict[int, float]]:
+    """Return the steps of all ranks, the number of waves, and when requests end."""
+    env, begun = Clock(), []
+    model = LinearCost(STEP_S, decode_s=0.0, prefill_token_s=0.0)
+    price = steps_together(model)
+
+    def noted(shapes: Sequence[BatchShape]) -> list[RankStep]:
+        tokens = [shape.num_decodes + shape.num_prefill_tokens for shape in shapes]
+        begun.append((env.now, tokens))
+        return price(shapes)
+
+    host = HostAhead(model) if ahead else None
+    lock = LockStep(env, num_ranks, noted, host=host)
+    schedulers = [make_scheduler(workload) for _ in lock.ranks]
+    engines = [
+        Engine(
+            env,
+            each,
+            model,
+            Recorder(),
+            sample=sampler_for(each),
+            pace=pace,
+            stepwise=True,
+        )
+        for each, pace in zip(schedulers, lock.ranks, strict=True)
+    ]
+    whole = Engines(env, engines, AsTold(arrivals))
+    requests = [request for *_, request in arrivals]
+    env.process(hand_over(env, whole, requests))
+    env.run(until=whole.done)
+    return begun, lock.num_waves, {each.request_id: each.finish_s for each in requests}
+
+
+@pytest.mark.skipif(
+    bool(why_missing()) or minor() != "0.33", reason="waves are known of 0.33 only"
+)
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
+def test_ranks_step_and_idle_as_the_real_ones(first: int, ahead: bool) -> None:
+    real_ranks: Any = import_module("tests.hosted.real_waves").RealRanks  # needs vLLM
+    release, num_several = nearest_release(installed_version()), 0
+    for seed in range(first, first + WORKLOADS_A_TEST):
+        workload = drawn(seed, release, ahead=ahead)
+        num_ranks = Random(seed).randint(2, 4)
+        hosted = [hosted_scheduler(workload) for _ in range(num_ranks)]
+        real = real_ranks(hosted, ahead=ahead)
+        real.run(arrivals_of(workload, seed, num_ranks))
+        again = arrivals_of(workload, seed, num_ranks)
+        steps, num_waves, ends_s = ours(workload, again, num_ranks, ahead=ahead)
+        name = f"seed {seed}"
+        assert [tokens for _, tokens in steps] == [
+            tokens for _, tokens in real.gpus.begun
+        ], name
+        begun: Any = [time_s for time_s, _ in real.gpus.begun]
+        assert [time_s for time_s, _ in steps] == pytest.approx(begun), name
+        assert num_waves == real.num_waves, name
+        assert ends_s == pytest.approx(real.ends_s()), name
+        num_several += num_waves > 1
+    assert num_several > 0
