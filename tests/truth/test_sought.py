@@ -10,6 +10,7 @@ from tests.truth.sought import (
     EVICTION,
     LONG_ALONE,
     NO_PEER,
+    ROUTED,
     SINKS_A100,
     TIERS,
     TWO_H100,
@@ -92,3 +93,12 @@ def test_prefillers_collapse_at_the_rate_at_which_they_did() -> None:
     assert max(abs(found["requests/s"]) for found in errors.values()) <= 14.0
     for rate in (30.0, 35.0, 40.0):
         assert abs(errors[rate]["p90 E2E"]) <= 25.0
+
+
+@pytest.mark.slow
+def test_a_router_is_worth_what_it_was() -> None:
+    """Requests of one traffic, by a service that knows nothing and by prefixes."""
+    blind, by_prefix = (ladder.errors() for ladder in ROUTED)
+    assert max(abs(of["output/s"]) for of in blind.values()) <= 15.0
+    assert max(abs(of["output/s"]) for of in by_prefix.values()) <= 13.0
+    assert all(-27.0 <= of["TTFT"] <= -7.0 for of in blind.values())
