@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cache.v1.groups.base import GroupTable
+from cache.v1.groups.table import GroupTable
 
 
 class Known:

@@ -6,25 +6,26 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from cache.v1.block_table import BlockTable, Known
+from cache.v1.groups.chunk_ends import ChunkEnds
 from cache.v1.groups.decodes import BlockDecodes, Decodes, looks_of
+from cache.v1.groups.finder import Finder
 from cache.v1.groups.kinds import check_drafts, check_layout, make_managers
-from cache.v1.groups.lookup import Lookup
-from cache.v1.groups.mamba import ChunkEnds, OneStateManager
+from cache.v1.groups.mamba import OneStateManager
 from cache.v1.groups.needs import Needs
 from cache.v1.policy_pool import PolicyBlockPool
 from cache.v1.pools import make_pool
 from cache.v1.refusals import Refusals
-from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from cache.block import KVCacheBlock
     from cache.stats import BlockObserver
     from cache.v1.groups.kinds import EngineLimits
+    from cache.v1.groups.table import Copies
     from cache.v1.policies.base import CachePolicy
     from cache.v1.specs import KVCacheLayout
-    from cache.v1.tables import TableRequest
+    from cache.v1.tables import Found, TableRequest
 
 
 class BlockTables:
@@ -70,6 +71,9 @@ class BlockTables:
         Where chunks of prompts must end, or None.
     decodes
         Takes decodes on together, or None where they must be looked at one by one.
+    keep_copies
+        Called with the blocks that are copied before a step, by group, if it is set:
+        they are held until `free_copies`.
 
     Raises
     ------
@@ -107,7 +111,6 @@ class BlockTables:
         self._hash_block_size = layout.hash_block_size
         self._most_tokens = limits.max_model_len
         self._num_lookahead_tokens = limits.num_lookahead_tokens
-        self._num_hash_lookahead_tokens = limits.num_hash_lookahead_tokens
         self._has_drafts = limits.num_speculative_tokens > 0
         is_fine = layout.has_hits_inside_blocks
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
@@ -126,24 +129,30 @@ class BlockTables:
             and not isinstance(manager, OneStateManager)
             for manager in self.managers
         )
-        self._lookup = Lookup(layout, self.managers, self.pool)
         self._known: dict[int, Known] = {}  # of requests looked up, by request id
+        finder = Finder(
+            *(layout, self.managers, self.pool, self._known),
+            enable_caching=enable_caching,
+            num_lookahead_tokens=limits.num_hash_lookahead_tokens,
+        )
+        self.find, self.find_to_load = finder.find, finder.find_to_load
+        self.without_tail, self._hash = finder.without_tail, finder.hash
         self._givers = [
             (number, manager)
             for number, manager in enumerate(self.managers)
             if manager.gives_up_blocks
         ]
         self._no_hits: list[list[KVCacheBlock]] = [[] for _ in layout.groups]
+        self.keep_copies: Callable[[Sequence[Copies]], object] | None = None
         self.is_plain = len(self.managers) == 1 and not (
             self._givers or is_fine or has_policy
         )
         self.chunk_ends = ChunkEnds.of(layout, limits.most_chunk_tokens)
-        first = self._lookup.buckets[0]
-        has_bound = first.is_full and self.chunk_ends is None
+        has_bound = finder.first.is_full and self.chunk_ends is None
         refusals = Refusals(
             layout,
             self.managers,
-            first.manager if has_bound else None,
+            finder.first.manager if has_bound else None,
             self.pool,
             self._known,
         )
@@ -193,20 +202,6 @@ class BlockTables:
 
     # -- admission ------------------------------------------------------------
 
-    def find(self, request: TableRequest, num_tokens: int) -> Found:
-        if not self.enable_caching:
-            return NOTHING_FOUND
-        known = self._known.setdefault(request.request_id, Known())
-        # A block that ends with the request may prove a hit below it.
-        self._hash(request, known.hashes, num_tokens)
-        hit = self._lookup.longest_hit(known.hashes, num_tokens - 1)
-        known.junction, known.longest = hit.junction, hit.longest
-        num_revived = 0
-        for manager, blocks in zip(self.managers, hit.blocks, strict=True):
-            num_revived += manager.num_revived(blocks, hit.num_tokens)
-        num_blocks = hit.num_tokens // self.hit_alignment
-        return Found(num_blocks, num_revived, hit.blocks, [])
-
     def _num_slots(self, num_tokens: int) -> int:
         """Return the slots for so many tokens, and for those that a drafter writes."""
         if not self._num_lookahead_tokens:
@@ -228,31 +223,32 @@ class BlockTables:
         request, num_tokens, found
             As there.
         num_tokens_to_cache
-            Leading tokens whose full blocks become findable, where the others are to
-            be loaded, and count as computed; None for all.
+            Leading tokens that were found, where the others are to be loaded, and count
+            as computed; None where they are to be computed.
         """
         known = self._known.pop(request.request_id, None) or Known()
         table = request.table = BlockTable(len(self.managers), known)
         if self._policy_pool is not None:
             self._policy_pool.begins(request.parent_id)
             self._expect(request, self._policy_pool, found.num_blocks, num_tokens)
-        num_hit_tokens = num_computed = found.num_blocks * self.hit_alignment
-        if num_tokens_to_cache is not None:
-            num_computed = num_tokens
+        num_hit_tokens = found.num_blocks * self.hit_alignment
+        loads = num_tokens_to_cache is not None
+        num_computed = num_tokens if loads else num_hit_tokens
         if found.parts or num_computed:
             for manager, own, hits in zip(
                 self.managers, table.groups, found.parts or self._no_hits, strict=True
             ):
                 manager.adopt(own, hits, num_hit_tokens, num_computed)
-        num_slots, num_known = num_tokens, num_tokens_to_cache
-        if num_known is None:
-            num_slots = self._num_slots(num_tokens)
-            if self._has_drafts:
-                num_known = min(num_tokens, request.num_tokens)
-        else:  # a load, behind which no drafter writes
-            for manager, own in zip(self.managers, table.groups, strict=True):
-                if manager.num_passed_tokens(num_tokens) < num_tokens:  # others follow
-                    manager.lengthen(own, request, num_tokens, num_tokens, num_tokens)
+        if loads:  # and no drafter writes behind it
+            parts = list(zip(self.managers, table.groups, strict=True))
+            early = [
+                p for p in parts if p[0].num_passed_tokens(num_tokens) < num_tokens
+            ]
+            for manager, own in early + parts:
+                manager.lengthen(own, request, num_tokens, num_tokens, num_tokens)
+            return
+        num_known = min(num_tokens, request.num_tokens) if self._has_drafts else None
+        num_slots = self._num_slots(num_tokens)
         self._lengthen(request, num_hit_tokens, num_tokens, num_slots, num_known)
 
     # -- growth ---------------------------------------------------------------
@@ -366,19 +362,8 @@ class BlockTables:
                 num_own = min(num_full + manager.block_size, most)
             manager.register(own, request, known.hashes, num_own, known.junction)
 
-    def _hash(self, request: TableRequest, hashes: list[int], num_tokens: int) -> None:
-        """Extend keys to what fills a hash block of `num_tokens` tokens."""
-        num_lookahead_tokens = self._num_hash_lookahead_tokens
-        if num_lookahead_tokens:
-            num_tokens = min(num_tokens, request.num_tokens - num_lookahead_tokens)
-        num_blocks = num_tokens // self._hash_block_size
-        if num_blocks > len(hashes):
-            request.tokens.extend_block_hashes(
-                hashes, num_blocks, self._hash_block_size, num_lookahead_tokens
-            )
-
     def cut_chunk(self, request: TableRequest, start: int, num_new_tokens: int) -> int:
-        """See `cache.v1.groups.mamba.ChunkEnds.cut`; there is a `chunk_ends`."""
+        """See `cache.v1.groups.chunk_ends.ChunkEnds.cut`; there is a `chunk_ends`."""
         assert self.chunk_ends is not None
         junction = self.junction(request)
         return self.chunk_ends.cut(request, start, num_new_tokens, junction)
@@ -386,13 +371,20 @@ class BlockTables:
     def end_call(self) -> list[tuple[int, int]]:
         """End a call of the scheduler; return blocks to copy, source and target.
 
-        They are copied before the step runs, so nothing holds on to them any more.
+        They are copied before the step runs, and held no more but for `keep_copies`.
         """
-        copies = [pair for manager in self.managers for pair in manager.copies]
-        self.pool.free_blocks([block for pair in copies for block in pair])
-        for manager in self.managers:
-            manager.end_call()
-        return [(source.block_id, target.block_id) for source, target in copies]
+        copies = [manager.end_call() for manager in self.managers]
+        if not any(copies):
+            return []
+        (self.free_copies if self.keep_copies is None else self.keep_copies)(copies)
+        return [(a.block_id, b.block_id) for pairs in copies for a, b in pairs]
+
+    def free_copies(self, copies: Sequence[Copies]) -> None:
+        """Let go of blocks that were copied, by group."""
+        blocks = [block for pairs in copies for pair in pairs for block in pair]
+        self.pool.free_blocks(blocks)
+        for manager, pairs in zip(self.managers, copies, strict=True):
+            manager.note_copied(pairs)
 
     # -- release --------------------------------------------------------------
 
@@ -477,12 +469,18 @@ class BlockTables:
         ids = [each for ids in self.group_block_ids(request) for each in ids]
         return ids[first:stop]
 
-    def group_block_ids(self, request: TableRequest) -> list[list[int]]:
-        """Return the block table of each group; nothing without a table."""
-        table: BlockTable | None = request.table
-        if table is None:
-            return []
-        return [[block.block_id for block in own.blocks] for own in table.groups]
+    def group_block_ids(
+        self, request: TableRequest, *, behind_hits: bool = False
+    ) -> list[list[int]]:
+        """Return the block table of each group; nothing without a table.
+
+        With `behind_hits` of one that has just begun: without its hits.
+        """
+        groups = [] if request.table is None else request.table.groups
+        return [
+            [block.block_id for block in own.blocks[own.num_seen * behind_hits :]]
+            for own in groups
+        ]
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self.pool.free_block_queue]

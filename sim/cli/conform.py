@@ -63,8 +63,8 @@ def conform(
         connector (vLLM 0.33); with --pairs behind some of the engines.
     pairs
         Draw two engines with the NIXL connector, of which one prefills and the other
-        one decodes (vLLM 0.33); with --groups all layers are attention, with --offload
-        an engine may have a tier and the connector of several.
+        one decodes (vLLM 0.33); with --offload an engine may have a tier and the
+        connector of several.
     prefillers, decoders
         With --pairs, so many of each behind a proxy with routers; 0 draws one to four
         for each workload. Default: a pair.

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
+from cache.v1.specs import MambaSpec
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
 from sim.scheduler.generation import KvLayout, SwapVariant
@@ -71,6 +72,10 @@ class Moved(NamedTuple):
         """Seconds of the copy, alone on an idle GPU."""
         return self.total_s - self.begin_s
 
+
+STATE_PIECES: Final = 4
+"""Descriptors of a state of Mamba2 or a gated delta net: of the tail of its convolution
+three, as its inputs are divided among ranks one by one, and its matrices."""
 
 NOTHING: Final = Moved(0.0, 0.0, False, Width(0.0, 0.0))
 
@@ -123,14 +128,25 @@ def pages_by_group(layout: KVCacheLayout) -> tuple[Pages, ...]:
 
     The first layers of all groups share a tensor, and so on: a block is read from all
     tensors that layers of two groups lie in, and from the others of its own group.
+    Where some layers have states, a block of attention is read from all tensors, and
+    one of a state from those that have some: without its padding, in `STATE_PIECES`.
 
     Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
-    ``base_worker.py`` (`_compute_desc_ids`).
+    ``base_worker.py`` (`_compute_desc_ids`, `_build_mamba_local`).
     """
     lengths = [len(group.layer_names) for group in layout.groups]
     shared = sorted([0, *lengths])[-2]
+    states = [
+        length
+        for group, length in zip(layout.groups, lengths, strict=True)
+        if isinstance(group.spec, MambaSpec)
+    ]
+    if states:
+        shared = max(lengths)
     return tuple(
-        Pages(max(length, shared), group.bytes_per_block / length)
+        Pages(STATE_PIECES * max(states), group.spec.state_bytes / STATE_PIECES)
+        if isinstance(group.spec, MambaSpec)
+        else Pages(max(length, shared), group.bytes_per_block / length)
         for group, length in zip(layout.groups, lengths, strict=True)
     )
 

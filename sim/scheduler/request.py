@@ -319,6 +319,11 @@ class Request:
             ignore_eos=self.ignore_eos,
         )
 
+    def end_after_prefill_of(self, num_prompt_tokens: int) -> None:
+        """Leave so many tokens of the prompt, and one behind it; nothing has begun."""
+        self.num_prompt_tokens = self.num_tokens = num_prompt_tokens
+        self.max_num_tokens = self.oracle_num_tokens = num_prompt_tokens + 1
+
     def note_first_token(self, time_s: float) -> None:
         """Take note of when the first token appears."""
         self.first_token_s = time_s

@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from cache.v1.specs import kind_in_words
+from cache.v1.specs import MambaSpec, kind_in_words
 from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import build
 from sim.costs.transfers import pages_by_group, pages_of
@@ -33,6 +33,7 @@ from sim.simulation.speculative import drafter_model
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cache.v1.specs import KVCacheGroup
     from sim.config.fleet import FleetTable
     from sim.costs.base import CostModel
     from sim.engine.beside import Beside
@@ -297,7 +298,11 @@ def _block_sizes(pool: Pool) -> tuple[BlockSizes, ...]:
         num_pages = pages.per_block + num_more
         return (BlockSizes(capacity.block_size, num_bytes, num_pages),)
     return tuple(
-        BlockSizes(group.spec.block_size, pages.block_bytes * num_gpus, pages.per_block)
+        BlockSizes(
+            0 if isinstance(group.spec, MambaSpec) else group.spec.block_size,
+            pages.block_bytes * num_gpus,
+            pages.per_block,
+        )
         for group, pages in zip(layout.groups, pages_by_group(layout), strict=True)
     )
 
@@ -309,19 +314,60 @@ def _check_blocks(pools: Sequence[Pool]) -> None:
     _check_alike(
         "KV cache groups of", {_groups_in_words(pool): pool.name for pool in pools}
     )
+    for key, in_words in (
+        ("a state of", _state_in_words),
+        ("blocks of", _sizes_in_words),
+    ):
+        _check_alike(
+            *(key, {in_words(pool): pool.name for pool in pools}),
+            remedy="give all the same tensor_parallel_size and precisions of states",
+        )
 
 
-def _check_alike(key: str, found: dict[Any, str]) -> None:
+def _check_alike(
+    key: str, found: dict[Any, str], *, remedy: str = "give all the same"
+) -> None:
     if len(found) > 1:
         told = ", ".join(f"{value} in {name}" for value, name in found.items())
         raise ConfigError(
             f"fleet.pools: prefillers and decoders need blocks that are alike, got "
-            f"{key} {told}; give all the same"
+            f"{key} {told}; {remedy}"
         )
 
 
-def _groups_in_words(pool: Pool) -> str:
-    """Return the kinds of layers whose blocks an engine holds, by group."""
+def _groups_of(pool: Pool) -> tuple[KVCacheGroup, ...]:
     plan = pool.capacity.plan
-    groups = () if plan is None else plan.layout.groups
-    return " and ".join(kind_in_words(group.spec) for group in groups)
+    return () if plan is None else plan.layout.groups
+
+
+def _groups_in_words(pool: Pool) -> str:
+    """Return the kinds of layers whose blocks an engine holds, by group.
+
+    Whether states are kept for hits is each engine's own matter.
+    """
+    return " and ".join(
+        "a state" if isinstance(group.spec, MambaSpec) else kind_in_words(group.spec)
+        for group in _groups_of(pool)
+    )
+
+
+def _sizes_in_words(pool: Pool) -> str:
+    """Return the tokens of an engine's blocks; states have none.
+
+    They follow from the bytes of a state on a rank where there are some.
+    """
+    sizes = {
+        group.spec.block_size: None
+        for group in _groups_of(pool)
+        if not isinstance(group.spec, MambaSpec)
+    }
+    return f"{' and '.join(map(str, sizes))} tokens"
+
+
+def _state_in_words(pool: Pool) -> str:
+    num_bytes = {
+        group.spec.state_bytes * pool.engine.tensor_parallel_size: None
+        for group in _groups_of(pool)
+        if isinstance(group.spec, MambaSpec)
+    }
+    return f"{' and '.join(map(str, num_bytes))} bytes"

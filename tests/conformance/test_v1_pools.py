@@ -44,5 +44,6 @@ def test_the_logs_meet_the_rules_of_pools() -> None:
         *("groups of chunked attention", "blocks of several sizes"),
         *("stale tokens", "accepted drafts", "padded admissions"),
         *("loads", "stores", "evicted chunks", "refused stores", "failed loads"),
+        *("groups of states", "hits inside blocks", "copied blocks"),
     } - (+met).keys()
     assert not missing

@@ -98,6 +98,7 @@ def test_random_groups_in_pools_go_as_in_the_real_engines(
     met = coverage.workloads_with
     for name in (
         *("groups of windows", "groups of chunked attention", "failed pulls"),
+        *("groups of states", "hits inside blocks", "copied blocks"),
         *("blocks of several sizes", "preemptions beside pulls", "junctions"),
         *(("accepted drafts", "padded admissions") if speculative else ()),
     ):

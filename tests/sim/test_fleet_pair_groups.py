@@ -9,7 +9,13 @@ import pytest
 from cache.v1.block_tables import BlockTables
 from cache.v1.groups.kinds import EngineLimits
 from cache.v1.runs.group_tables import GroupRunTables
-from cache.v1.specs import KVCacheLayout, SlidingWindowSpec
+from cache.v1.specs import (
+    KVCacheGroup,
+    KVCacheLayout,
+    MambaCacheMode,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from sim.cli.conform import _drawn
 from sim.config.tables import parse_config
 from sim.costs.transfers import pages_by_group
@@ -30,6 +36,11 @@ GPT_OSS: dict[str, Any] = {
     "model": "openai/gpt-oss-20b",
     "num_gpu_blocks_override": 150,
     "max_model_len": 1024,
+}
+STATES: dict[str, Any] = {
+    "model": "ibm-granite/granite-4.0-h-tiny",
+    "num_gpu_blocks_override": 150,
+    "max_model_len": 2048,
 }
 
 
@@ -59,6 +70,25 @@ def test_a_block_is_read_from_the_tensors_that_layers_of_its_group_share() -> No
     assert [each.per_block for each in pages_by_group(one_group)] == [length]
 
 
+def test_a_state_is_read_in_four_pieces_from_the_tensors_of_states() -> None:
+    """Nemotron Nano 2: 27 states in groups of 4 and one of 3; 4 layers of attention.
+
+    Nobody looks which group has a layer in a tensor: all states are read from all four.
+    """
+    capacity = estimate_capacity("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "h200_sxm")
+    assert capacity.plan is not None
+    layout = capacity.plan.layout
+    lengths = [len(group.layer_names) for group in layout.groups]
+    assert lengths == [*(4, 4, 4, 4, 4, 4, 3), 4]
+    *states, attention = pages_by_group(layout)
+    assert [each.per_block for each in states] == [4 * 4] * 7
+    # 128 heads of 80 with states of 128, and 3 rows of 80 * 128 + 2 * 8 * 128 inputs.
+    state_bytes = 128 * 80 * 128 * 4 + 3 * (80 * 128 + 2 * 8 * 128) * 2
+    assert {each.block_bytes for each in states} == {4 * state_bytes}
+    assert attention.per_block == 4
+    assert attention.page_bytes == 1312 * 8 * 128 * 2 * 2
+
+
 def test_of_a_window_only_its_end_is_offered() -> None:
     """Window 5, blocks of 4, 13 tokens: what the docstring of `Exchange` draws."""
     full = KVCacheLayout.of_one_group(20, 4).groups
@@ -79,12 +109,68 @@ def test_of_a_window_only_its_end_is_offered() -> None:
         producer.num_computed_tokens = 13
         tables.leave_behind(producer, 13)
         tables.begin(consumer, 13, tables.find(consumer, 13), num_tokens_to_cache=0)
-        assert tables.num_missing_blocks(consumer, 13, is_whole=True) == 0
+        assert tables.num_missing_blocks(consumer, 13, 13, is_whole=True) == 0
         found.append((exchange.offered(producer), exchange.wanted(consumer, 0)))
         tables.check([producer, consumer])
     # Blocks 5 and 6 lay behind the window, and are free again.
     both = ([1, 2, 3, 4], [0, 7, 8]), ([6, 5, 9, 10], [11, 12])
     assert found == [both, both]
+
+
+def test_a_load_begins_behind_what_attention_has_wherever_states_are() -> None:
+    """Blocks of 4; of a prompt the state at the last end of a block is kept.
+
+    ::
+
+        first   14 tokens: attention has 12 of them, and the state at 12 is kept
+        second   8 and 6 of its own: attention has 8 tokens, no state is there
+        third   14 and 1: attention and state have 12
+    """
+    full = KVCacheLayout.of_one_group(20, 4).groups
+    state = MambaSpec(
+        block_size=4,
+        page_size_bytes=0,
+        shapes=((1,),),
+        dtypes=("bfloat16",),
+        mamba_cache_mode=MambaCacheMode.ALIGN,
+    )
+    layout = KVCacheLayout((*full, KVCacheGroup(("s",), state, 0)), 20, 0, 4, 4, 4)
+    limits = EngineLimits(48, 48, 48)
+    tables = BlockTables(layout, limits, enable_caching=True, retention_interval=0)
+    exchange = Exchange(layout, tables)
+    first, second, third = (
+        request_from_spec(spec(number, 0.0, length, 1, prompt=prompt), 48)
+        for number, (length, prompt) in enumerate(
+            [
+                (14, ((0, 14),)),
+                (14, ((0, 8), (1, 6))),
+                (15, ((0, 14), (1, 1))),
+            ]
+        )
+    )
+    assert [exchange.num_handed_on(number) for number in (1, 2, 14)] == [1, 1, 13]
+    tables.begin(first, 12, tables.find(first, 14))
+    tables.end_call()
+    assert tables.extend(first, 14, 12)
+    tables.end_call()
+    first.num_computed_tokens = 14
+    assert exchange.offered(first)[1] == tables.group_block_ids(first)[1][-1:]
+    found, must_load = tables.find_to_load(second, 14)
+    assert (found.num_blocks, must_load) == (2, True)
+    assert tables.find(second, 14).num_blocks == 0
+    found, must_load = tables.find_to_load(second, 14)
+    tables.begin(second, 13, found, num_tokens_to_cache=8)
+    attention, states = tables.group_block_ids(second)
+    assert states[:3] == [0, 0, 0]
+    assert exchange.wanted(second, 8) == (attention[2:], states[3:])
+    found, must_load = tables.find_to_load(third, 15)
+    assert (found.num_blocks, must_load) == (3, False)
+    # The state is free no more: in a load it counts as a block that is taken, too.
+    num_free = tables.num_needed_blocks(
+        third, 14, found, is_whole=False, num_external_tokens=2
+    )
+    assert num_free == 1 + 1
+    tables.check([first, second])
 
 
 def test_a_lone_request_reads_what_its_windows_reach() -> None:
@@ -104,6 +190,52 @@ def test_a_lone_request_reads_what_its_windows_reach() -> None:
     assert request["ttft_transfer_s"] == pytest.approx(fixed_s + num_bytes / 1e9)
     assert request["num_transferred_tokens"] == 63 * 16
     assert request["num_cached_tokens"] == 999
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_lone_request_reads_its_blocks_and_one_state(caches: bool) -> None:
+    """Granite 4: 9 groups of 4 states, and 4 layers of attention in blocks of 400.
+
+    999 of 1,000 tokens are computed for the decoder, which reads 3 blocks.
+    """
+    links = {"bytes_per_s": 1e9, "latency_s": 0.01, "descriptor_s": 1e-5}
+    engine = STATES | {"enable_prefix_caching": caches, "async_scheduling": False}
+    data = data_of(engine, fleet_of(1, 1, links=links), 1)
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "fixed", "tokens": 1000},
+        "output_tokens": {"kind": "fixed", "tokens": 3},
+    }
+    results = Simulation(parse_config(data)).run()
+    request, moved = results.requests.iloc[0], results.summary["transfers"]
+    state_bytes = 48 * 64 * 128 * 2 + 3 * (48 * 64 + 2 * 128) * 2
+    num_bytes = 3 * 4 * 400 * 4 * 128 * 2 * 2 + 9 * 4 * state_bytes
+    assert moved["num_bytes"] == num_bytes
+    fixed_s = 0.01 + 1e-5 * (3 * 4 + 9 * 4 * 4)
+    assert request["ttft_transfer_s"] == pytest.approx(fixed_s + num_bytes / 1e9)
+    assert request["num_transferred_tokens"] == 3 * 400
+    assert request["num_cached_tokens"] == 999
+    pools = {pool["role"]: pool for pool in results.summary["pools"]}
+    assert pools["prefill"]["num_computed_prompt_tokens"] == 999
+
+
+@pytest.mark.parametrize(
+    ("ahead", "engine"),
+    [
+        (False, STATES),
+        (True, STATES),
+        pytest.param(True, STATES | {"prefix_match_unit": 16}, marks=pytest.mark.slow),
+        pytest.param(
+            True, STATES | {"enable_prefix_caching": False}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_with_states_stepwise_it_is_the_same(
+    ahead: bool, engine: dict[str, Any]
+) -> None:
+    both = engine | {"async_scheduling": ahead}
+    results = is_the_same_stepwise(fleet_of(2, 2), both, num_requests=60)
+    assert results.summary["transfers"]["num_transfers"] == 60
+    assert results.summary["completed"] == 60
 
 
 @pytest.mark.parametrize(
@@ -138,9 +270,14 @@ def test_no_block_is_lost(ahead: bool) -> None:
     ("engine", "pool", "line"),
     [
         (
-            {"model": "ibm-granite/granite-4.0-h-tiny", "max_model_len": 1024},
-            {},
-            "with attention only, not with states",
+            {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "tensor_parallel_size": 2},
+            {"tensor_parallel_size": 4},
+            "blocks of 576 tokens in p, 320 tokens in d; give all the same tensor_par",
+        ),
+        (
+            STATES,
+            {"mamba_ssm_cache_dtype": "float32"},
+            "a state of 806400 bytes in p, 1592832 bytes in d; give all the same tens",
         ),
         (
             GPT_OSS,

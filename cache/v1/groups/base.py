@@ -1,4 +1,4 @@
-"""The table and the manager of a group, on which all kinds of groups build."""
+"""The manager of a group, on which all kinds of groups build."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from cache.block import KVCacheBlock
     from cache.v1.block_pool import BlockPool
+    from cache.v1.groups.table import Copies, GroupTable
     from cache.v1.specs import KVCacheSpec
     from cache.v1.tables import TableRequest
 
@@ -52,44 +53,6 @@ class GroupTerms:
     proof_tokens: int = 0
 
 
-class GroupTable:
-    """The blocks of a request in one group.
-
-    Attributes
-    ----------
-    blocks
-        In logical order; the null block stands where none is needed.
-    num_passed
-        Leading entries that attention has left behind: null blocks.
-    num_seen
-        Leading full blocks that were looked at for registration.
-    shared_tail
-        Index of an entry that the cache holds on to as it is, and that a fresh block
-        must take the place of before the request writes on; -1 for none.
-    checkpoint
-        Tokens of a state that the step in progress writes inside its chunk, or 0.
-    is_begun
-        Whether blocks were allocated, hits aside.
-    """
-
-    __slots__ = (
-        "blocks",
-        "checkpoint",
-        "is_begun",
-        "num_passed",
-        "num_seen",
-        "shared_tail",
-    )
-
-    def __init__(self) -> None:
-        self.blocks: list[KVCacheBlock] = []
-        self.num_passed = 0
-        self.num_seen = 0
-        self.shared_tail = -1
-        self.checkpoint = 0
-        self.is_begun = False
-
-
 class GroupManager(ABC):
     """Tables of one group of layers that keep every block: full attention's way.
 
@@ -108,7 +71,7 @@ class GroupManager(ABC):
     Attributes
     ----------
     copies
-        Blocks to be copied before the step runs, source and target.
+        Blocks to be copied before the step runs.
     num_held_blocks, num_null_blocks
         Entries of all tables, and of these the null block.
     num_used_blocks
@@ -134,7 +97,8 @@ class GroupManager(ABC):
         self.drops_eagle_block = terms.drops_eagle_block
         self._proof_tokens = terms.proof_tokens
         self.num_hashes = max(spec.block_size // terms.hash_block_size, 1)
-        self.copies: list[tuple[KVCacheBlock, KVCacheBlock]] = []
+        self.copies: Copies = []
+        self._copied: list[KVCacheBlock] = []  # held, of steps that have not ended
         self.num_held_blocks = 0
         self.num_null_blocks = 0
         self.num_used_blocks = 0
@@ -264,6 +228,7 @@ class GroupManager(ABC):
         own: GroupTable | None,
         request: TableRequest,
         num_tokens: int,
+        num_computed_tokens: int,
         *,
         is_whole: bool,
     ) -> int:
@@ -271,7 +236,7 @@ class GroupManager(ABC):
 
         If these are all of its tokens, only what it holds at a time counts.
         """
-        del request
+        del request, num_computed_tokens
         num_blocks, most = -(-num_tokens // self.block_size), self.most_admitted_blocks
         if is_whole and most is not None and most < num_blocks:
             num_blocks = most
@@ -460,12 +425,20 @@ class GroupManager(ABC):
         self.num_held_blocks -= len(entries)
         self.num_used_blocks -= pool.num_free_blocks - num_free
 
-    def end_call(self) -> None:
-        """Note that the scheduler's call is over, and its copies are let go."""
-        if self.copies:
-            freed = {block for pair in self.copies for block in pair}
-            self.num_used_blocks -= sum(block.ref_cnt == 0 for block in freed)
-            self.copies.clear()
+    def end_call(self) -> Copies:
+        """Note that the scheduler's call is over; return its copies, held still."""
+        if not self.copies:
+            return self.copies
+        copies, self.copies = self.copies, []
+        self._copied += [block for pair in copies for block in pair]
+        return copies
+
+    def note_copied(self, copies: Copies) -> None:
+        """Note that copies were let go."""
+        freed = [block for pair in copies for block in pair]
+        self.num_used_blocks -= sum(block.ref_cnt == 0 for block in set(freed))
+        for block in freed:
+            self._copied.remove(block)
 
     # -- proof ----------------------------------------------------------------
 
@@ -505,6 +478,7 @@ class GroupManager(ABC):
             f"tables: {num_held_blocks} entries and {num_null_blocks} null blocks, "
             f"{self.num_held_blocks} and {self.num_null_blocks} counted",
         )
+        references.update(block.block_id for block in self._copied)
         require(
             len(references) == self.num_used_blocks,
             f"tables: {len(references)} blocks held, {self.num_used_blocks} counted",

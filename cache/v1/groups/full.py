@@ -12,7 +12,7 @@ from cache.v1.groups.base import Get, GroupManager
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cache.v1.groups.base import GroupTable
+    from cache.v1.groups.table import GroupTable
     from cache.v1.tables import TableRequest
 
 

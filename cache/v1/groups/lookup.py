@@ -113,7 +113,8 @@ class Lookup:
     Notes
     -----
     Source: vLLM 0.33, ``vllm/v1/core/kv_cache_coordinator.py``
-    (`HybridKVCacheCoordinator.find_longest_cache_hit`).
+    (`HybridKVCacheCoordinator`: `find_longest_cache_hit` and
+    `find_longest_cache_hit_per_group`).
     """
 
     def __init__(
@@ -177,3 +178,25 @@ class Lookup:
             for number in bucket.numbers:
                 del blocks[number][num_blocks:]
         return Hit(blocks, num_tokens, longest)
+
+    def hit_of_full(self, hashes: list[int], limit: int) -> tuple[Hit, bool] | None:
+        """Return what full attention has, and whether others reach less far; no drafts.
+
+        Every kind is looked up by itself, and has its own hit in `Hit.blocks`.
+
+        Returns
+        -------
+        (Hit, bool) or None
+            None where another kind reaches farther than full attention.
+        """
+        blocks: list[list[KVCacheBlock]] = [[] for _ in range(self._num_groups)]
+        reached: list[int] = []
+        for bucket in self.buckets:
+            found, num_tokens = bucket.longest_hit(hashes, limit, drops=False)
+            reached.append(num_tokens)
+            for number, column in zip(bucket.numbers, found, strict=True):
+                blocks[number] = column
+        of_full = reached[0]
+        if max(reached) > of_full:
+            return None
+        return Hit(blocks, of_full, of_full), min(reached) < of_full

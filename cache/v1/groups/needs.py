@@ -81,7 +81,14 @@ class Needs:
             )
         return num_blocks
 
-    def of_rest(self, request: TableRequest, num_tokens: int, *, is_whole: bool) -> int:
+    def of_rest(
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        num_computed_tokens: int,
+        *,
+        is_whole: bool,
+    ) -> int:
         """Return how many blocks a request lacks until so many tokens are computed.
 
         Parameters
@@ -90,11 +97,14 @@ class Needs:
             With a table, or one that has lost it.
         num_tokens, is_whole
             See `of_head`.
+        num_computed_tokens
+            Of it, when the call began: a state is kept in mid-way of what follows.
         """
         table = request.table
         return sum(
             manager.num_missing_blocks(
-                *(None if table is None else table.groups[number], request, num_tokens),
+                *(None if table is None else table.groups[number], request),
+                *(num_tokens, num_computed_tokens),
                 is_whole=is_whole,
             )
             for number, manager in enumerate(self._managers)

@@ -182,14 +182,18 @@ class GroupRunTables(RunTables):
         return num_new_blocks
 
     def num_missing_blocks(
-        self, request: TableRequest, num_tokens: int, *, is_whole: bool
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        num_computed_tokens: int,
+        *,
+        is_whole: bool,
     ) -> int:
         """See `cache.v1.groups.needs.Needs.of_rest`."""
+        del num_computed_tokens
         table: GroupRunTable | None = request.table
-        num_held = 0
-        if table is not None:
-            num_held = table.num_registered + len(table.unregistered)
-        return self._num_new_blocks(num_held, num_tokens, is_whole=is_whole)
+        held = () if table is None else (table.num_registered, len(table.unregistered))
+        return self._num_new_blocks(sum(held), num_tokens, is_whole=is_whole)
 
     def refused(self, request: TableRequest, num_tokens: int) -> None:
         """See `cache.v1.refusals.Refusals.refused`."""

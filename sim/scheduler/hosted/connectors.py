@@ -134,6 +134,9 @@ class ConnectedVllmScheduler(VllmScheduler):
     def add_request(self, request: Request) -> None:
         self._all[request_key(request)] = request
         super().add_request(request)
+        num_tokens = self.engine.num_tokens(request_key(request))[0]
+        if num_tokens < request.num_prompt_tokens:  # theirs drops the last one
+            request.end_after_prefill_of(num_tokens)
 
     def _parameters(self, request: Request) -> Mapping[str, Any] | None:
         return self.connector.parameters(request)

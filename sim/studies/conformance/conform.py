@@ -18,7 +18,7 @@ from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import DecisionDriver, hosted_scheduler
 from sim.studies.conformance.pair import PairDriver, driver_of
 from sim.studies.conformance.played_pair import ROLES
-from sim.studies.conformance.sglang import hosted_lines
+from sim.studies.conformance.sglang import SglangDriver, hosted_lines
 from sim.studies.conformance.shrink import shrunk
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
     from sim.scheduler.log.lines import Line
     from sim.studies.conformance.kv_planning import KvCache
-    from sim.studies.conformance.sglang import SglangDriver
     from sim.studies.conformance.workload import DecisionWorkload
 
     Hosted = Callable[[DecisionWorkload], list[Line]]
@@ -332,7 +331,7 @@ def _lines(driver: DecisionDriver | PairDriver | SglangDriver) -> list[Line]:
     try:
         lines.extend(driver.lines())
     except SchedulerError as error:
-        if not isinstance(driver, DecisionDriver):
+        if isinstance(driver, SglangDriver):
             raise
         lines.append({"t": driver.step, "error": str(error)})
     return lines

@@ -144,6 +144,10 @@ class PairDriver:
         return sum(engine.num_steps for engine in self._engines)
 
     @property
+    def step(self) -> int:
+        return max(engine.step for engine in self._engines)
+
+    @property
     def num_preemptions(self) -> int:
         return sum(engine.num_preemptions for engine in self._engines)
 

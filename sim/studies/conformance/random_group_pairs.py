@@ -5,8 +5,14 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from cache.v1.specs import MambaSpec
 from sim.scheduler.v1.dialect import dialect_of
-from sim.studies.conformance.random_groups import ROOMY, GroupEngine, drawn_engine
+from sim.studies.conformance.random_groups import (
+    ROOMY,
+    STYLES,
+    GroupEngine,
+    drawn_engine,
+)
 from sim.studies.conformance.random_pairs import (
     along_the_way,
     along_the_way_to_pools,
@@ -26,7 +32,12 @@ from sim.studies.conformance.random_v1 import (
 if TYPE_CHECKING:
     from sim.studies.conformance.workload import DecisionWorkload
 
-_STYLES = ("attention", "attention", "attention", "latent")
+_DRAFTED = ("attention", "attention", "attention", "latent")
+"""Of layers beside a drafter's: pools take none with states."""
+_INTERVAL = "prefix_cache_retention_interval"
+_UNLIKE_SHARE = 0.3
+"""Of engines with states that keep them for hits where the first one does not, or the
+other way around."""
 
 
 def random_group_pools_workload(
@@ -37,11 +48,13 @@ def random_group_pools_workload(
     decoders: int | None = None,
     async_scheduling: bool = False,
     speculative: bool = False,
+    styles: tuple[str, ...] = STYLES,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for prefillers and decoders of a release.
 
-    Layers and the longest sequence are the same on all, all else is drawn for each. For
-    the numbers of engines see `random_pools_workload`; None for a pair without a proxy.
+    Layers, of one of some styles, and the longest sequence are the same on all, all
+    else is drawn for each. For the numbers of engines see `random_pools_workload`; None
+    for a pair without a proxy.
     """
     draw = Random(f"conform group pools {seed}")
     is_pair = prefillers is decoders is None
@@ -54,11 +67,11 @@ def random_group_pools_workload(
     )
     drafts = Random(f"drafts {seed}")
     core = with_drafts(drafts, {}) if speculative else {}
-    first = drawn_engine(draw, core, release, _STYLES)
+    first = drawn_engine(draw, core, release, _DRAFTED if speculative else styles)
     drafted = first.config.pop("speculative", None)
     sides = [first.config]
     while len(sides) < num_prefillers + num_decoders:
-        sides.append(_alike(first.config, draw, release))
+        sides.append(_alike(first, draw, release))
     policies = sorted({side["policy"] for side in sides})
     requests = random_requests(
         draw,
@@ -94,9 +107,9 @@ def _size(engine: GroupEngine, draw: Random, release: str) -> dict[str, Any]:
     return {"num_gpu_blocks": least + more}
 
 
-def _alike(other: dict[str, Any], draw: Random, release: str) -> dict[str, Any]:
+def _alike(first: GroupEngine, draw: Random, release: str) -> dict[str, Any]:
     """Return an engine with the layers and the longest sequence of another one."""
-    longest = other["max_model_len"]
+    other, longest = first.config, first.config["max_model_len"]
     threshold = draw.choice((0, 0, 0, draw.randint(1, longest)))
     config = {
         "max_model_len": longest,
@@ -109,4 +122,26 @@ def _alike(other: dict[str, Any], draw: Random, release: str) -> dict[str, Any]:
     least = config["max_num_seqs"] if config["chunked_prefill"] else longest
     budget = draw.choice((8, 16, 32, 64, 128, 256, longest))
     config["max_num_batched_tokens"] = max(least, budget, config["max_num_seqs"])
+    # An interval is one of the blocks that end together, which are others without hits.
+    if draw.random() < _UNLIKE_SHARE and not first.kv.get(_INTERVAL):
+        unlike = config | {"enable_prefix_caching": not other["enable_prefix_caching"]}
+        if _blocks(GroupEngine(unlike, first.kv), release) == _blocks(first, release):
+            config = unlike
     return config | later_keys(draw, dialect_of(release), config)
+
+
+def _blocks(engine: GroupEngine, release: str) -> list[tuple[str, int]] | None:
+    """Return kind and tokens of the blocks that others read; states have no tokens.
+
+    None without a state, or where the release plans no such pool.
+    """
+    layout = engine.layout(release)
+    specs = [] if layout is None else [group.spec for group in layout.groups]
+    if not any(isinstance(spec, MambaSpec) for spec in specs):
+        return None
+    return [
+        ("state", 0)
+        if isinstance(spec, MambaSpec)
+        else (type(spec).__name__, spec.block_size)
+        for spec in specs
+    ]

@@ -33,10 +33,12 @@ def check_layout(settings: Settings, layout: KVCacheLayout) -> None:
             "a CPU tier is known of models with full attention only, not with windows, "
             "states or several KV cache groups; leave the tier out"
         )
-    if any(isinstance(group.spec, MambaSpec) for group in layout.groups):
+    has_states = any(isinstance(group.spec, MambaSpec) for group in layout.groups)
+    if settings.speculative_config is not None and has_states:
         raise SchedulerError(
-            "prefill and decode pools are known of models with attention only, not "
-            "with states, which stop a token short of the prompt; let all pools serve"
+            "drafts in prefill and decode pools are known of models with attention "
+            "only, not with states; leave speculative_config out, or let all pools "
+            "serve"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cache.v1.specs import SlidingWindowSpec
+from cache.v1.specs import MambaSpec, SlidingWindowSpec
 
 if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout, KVCacheSpec
@@ -24,7 +24,8 @@ class Exchange:
         offered: two blocks, and one more               null     7         8
         asked for: the last of what is offered                   11        12
 
-    Null blocks stand where a window has passed; of chunked attention all are offered.
+    Null blocks stand where a window has passed; of chunked attention all are offered,
+    of states the last one.
 
     Parameters
     ----------
@@ -42,8 +43,19 @@ class Exchange:
     def __init__(self, layout: KVCacheLayout, tables: Any) -> None:
         self._tables = tables
         self._has_groups = hasattr(tables, "group_block_ids")
+        self._has_states = any(
+            isinstance(group.spec, MambaSpec) for group in layout.groups
+        )
         self.block_sizes = [group.spec.block_size for group in layout.groups]
         self._most = [_most_blocks(group.spec) for group in layout.groups]
+
+    def num_handed_on(self, num_prompt_tokens: int) -> int:
+        """Return how many tokens of a prompt a producer computes for a consumer.
+
+        All of them, but for the last one of several where there are states: that of
+        the whole prompt is of no use for its last token, which the consumer computes.
+        """
+        return max(num_prompt_tokens - self._has_states, min(num_prompt_tokens, 1))
 
     def offered(self, request: Request) -> GroupBlockIds:
         """Return the blocks of a prompt that a producer holds for others."""
@@ -57,10 +69,13 @@ class Exchange:
 
     def wanted(self, request: Request, num_local_tokens: int) -> GroupBlockIds:
         """Return the blocks of a request that begins to load, behind its own hit."""
-        return self._clipped(
-            [each for each in ids if each]
-            for ids in self._block_ids(request, num_local_tokens)
+        tables = self._tables
+        by_group = (
+            tables.group_block_ids(request, behind_hits=True)  # each has its own
+            if self._has_states
+            else self._block_ids(request, num_local_tokens)
         )
+        return self._clipped([each for each in ids if each] for ids in by_group)
 
     def _block_ids(self, request: Request, first_token: int) -> list[list[int]]:
         """Return the block tables from a token on, which begins a block."""
@@ -83,8 +98,11 @@ class Exchange:
 def _most_blocks(spec: KVCacheSpec) -> int | None:
     """Return how many blocks of a group are exchanged at most, None for all.
 
-    Of a window as many as it fills, and one more as it need not begin with a block.
+    Of a window as many as it fills, and one more as it need not begin with a block;
+    of states the last one.
     """
+    if isinstance(spec, MambaSpec):
+        return 1
     if not isinstance(spec, SlidingWindowSpec):
         return None
     return -(-spec.sliding_window // spec.block_size) + 1

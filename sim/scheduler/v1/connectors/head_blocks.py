@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.heads import Head
@@ -45,7 +45,12 @@ class HeadBlocks:
         self._extend: Callable[[Request, int, int], bool] = tables.extend
 
     def num_missing(
-        self, request: Request, num_tokens: int, *, is_whole: bool = True
+        self,
+        request: Request,
+        num_tokens: int,
+        num_computed_tokens: int,
+        *,
+        is_whole: bool = True,
     ) -> int:
         """Return the blocks that a request lacks for so many tokens.
 
@@ -55,7 +60,7 @@ class HeadBlocks:
         tables: Any = self._tables
         if self._has_groups:
             num_missing: int = tables.num_missing_blocks(
-                request, num_tokens, is_whole=is_whole
+                *(request, num_tokens, num_computed_tokens), is_whole=is_whole
             )
             return num_missing
         held: int = 0 if request.table is None else tables.num_blocks(request)
@@ -67,9 +72,21 @@ class HeadBlocks:
         return self._gate.num_spare_blocks if self._running else 0
 
     def fits_load(
-        self, request: Request, head: Head, step: int, under_way: Iterable[Request]
+        self,
+        request: Request,
+        head: Head,
+        step: int,
+        under_way: Mapping[Request, int],
     ) -> bool:
-        """Whether a head may load: its blocks, and what others under way still need."""
+        """Whether a head may load: its blocks, and what others under way still need.
+
+        Parameters
+        ----------
+        request, head, step
+            See `Gate.lets_in`.
+        under_way
+            Requests, and their computed tokens when the call began.
+        """
         gate, tables, found = self._gate, self._tables, head.found
         num_tokens, num_external = head.num_computed_tokens, head.num_external_tokens
         if gate.reserves_all and not gate.lets_in(
@@ -82,8 +99,8 @@ class HeadBlocks:
             num_external_tokens=num_external,
         )
         num_reserved = sum(
-            self.num_missing(each, min(each.num_tokens, self._most_slots))
-            for each in under_way
+            self.num_missing(each, min(each.num_tokens, self._most_slots), num_computed)
+            for each, num_computed in under_way.items()
         )
         num_free: int = tables.num_free_blocks - self._num_spare
         return num_needed + num_reserved <= num_free
@@ -91,10 +108,11 @@ class HeadBlocks:
     def extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
         """Give a head that has loaded its slots up to a token; say if they fit."""
         num_slots = self._num_slots(num_tokens)
-        num_needed = self.num_missing(request, num_slots, is_whole=False)
+        num_needed = self.num_missing(request, num_slots, num_computed, is_whole=False)
         if self._gate.reserves_all:
             num_all = min(request.num_tokens, self._most_slots)
-            num_needed = max(num_needed, self.num_missing(request, num_all))
+            num_whole = self.num_missing(request, num_all, num_computed)
+            num_needed = max(num_needed, num_whole)
         if num_needed + self._num_spare > self._tables.num_free_blocks:
             return False
         self._extend(request, num_tokens, num_computed)
@@ -135,7 +153,11 @@ class DraftingHeadBlocks(HeadBlocks):
         self._extend = extend
 
     def fits_load(
-        self, request: Request, head: Head, step: int, under_way: Iterable[Request]
+        self,
+        request: Request,
+        head: Head,
+        step: int,
+        under_way: Mapping[Request, int],
     ) -> bool:
         """Do as `HeadBlocks.fits_load`, and leave room to a first step of each."""
         del step  # all known tokens are loaded: there is no prompt beyond to admit
@@ -147,9 +169,10 @@ class DraftingHeadBlocks(HeadBlocks):
         )
         num_needed += self._num_step_blocks + sum(
             self.num_missing(
-                each, min(each.num_tokens, self._max_model_len) + num_step_tokens
+                *(each, min(each.num_tokens, self._max_model_len) + num_step_tokens),
+                num_computed,
             )
-            for each in under_way
+            for each, num_computed in under_way.items()
         )
         num_free: int = tables.num_free_blocks - self._num_spare
         return num_needed <= num_free

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from sim.scheduler.request import Request
 from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from cache.v1.groups.table import Copies
     from sim.scheduler.base import SchedulerOutput
-    from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.in_flight import Delivery
     from sim.scheduler.v1.scheduler import Shape
@@ -29,7 +30,7 @@ class StepFence:
     def __init__(self) -> None:
         self._num_formed = self._num_ended = 0
         self._latest: dict[Request, int] = {}  # step with tokens of it
-        self._leaving: deque[tuple[int, Request]] = deque()
+        self._leaving: deque[tuple[int, Request | Sequence[Copies]]] = deque()
 
     def form(self, requests: Iterable[Request]) -> None:
         """Note the batch of a step."""
@@ -46,12 +47,16 @@ class StepFence:
         """Keep the blocks of a request that has left until those steps have ended."""
         self._leaving.append((self._num_formed, request))
 
+    def hold_copies(self, copies: Sequence[Copies]) -> None:
+        """Keep blocks that are copied before the next step until it has ended."""
+        self._leaving.append((self._num_formed + 1, copies))
+
     def forget(self, request: Request) -> None:
         """Take note of a request that leaves."""
         self._latest.pop(request, None)
 
-    def end(self) -> Iterator[Request]:
-        """Note that the oldest step has ended; return requests that free blocks."""
+    def end(self) -> Iterator[Request | Sequence[Copies]]:
+        """Note that the oldest step has ended; return what lets go of blocks."""
         self._num_ended += 1
         leaving = self._leaving
         while leaving and leaving[0][0] <= self._num_ended:
@@ -59,7 +64,7 @@ class StepFence:
 
     def holders(self) -> list[Request]:
         """Return those that have left and hold blocks."""
-        return [request for _, request in self._leaving]
+        return [each for _, each in self._leaving if isinstance(each, Request)]
 
 
 class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
@@ -68,7 +73,8 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
     What is different follows from blocks that a step in flight writes. A connector may
     fill a block as soon as it is free, in no order with that step, so:
 
-    - Blocks of a request that has ended come free when the steps in flight have ended.
+    - Blocks of a request that has ended come free when the steps in flight have ended,
+      and so do blocks that were copied before one of them.
     - A request with tokens in flight is not preempted. Where it would be the victim,
       no request behind it gets a token in that call.
     - Chunks are stored when their tokens are known; they are computed by then, or by
@@ -91,6 +97,8 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
         super().__init__(settings, cache)
         self._in_flight.drops_stale = self.connector.requires_kv_delivery
         self._fence = StepFence() if self.connector.fills_blocks else None
+        if self._fence is not None:
+            self.groups.keep_copies = self._fence.hold_copies
 
     def form(self, now_s: float) -> Shape:
         shape = super().form(now_s)
@@ -100,8 +108,11 @@ class QueuedConnectorScheduler(ConnectorScheduler, BatchQueueScheduler):
 
     def deliver(self, output: SchedulerOutput) -> Delivery:
         if self._fence is not None and output.scheduled:
-            for request in self._fence.end():
-                self.tables.free_as_one(request)
+            for each in self._fence.end():
+                if isinstance(each, Request):
+                    self.tables.free_as_one(each)
+                else:
+                    self.groups.free_copies(each)
         return super().deliver(output)
 
     def _is_written(self, request: Request) -> bool:

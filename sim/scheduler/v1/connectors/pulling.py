@@ -84,7 +84,10 @@ class ProducerConnector:
         return {}
 
     def on_new_request(self, request: Request) -> None:
-        """Do nothing: a producer begins to care when the prompt is computed."""
+        if (request.kv_transfer_params or {}).get("do_remote_decode"):
+            num_tokens = self.exchange.num_handed_on(request.num_prompt_tokens)
+            if num_tokens < request.num_prompt_tokens:
+                request.end_after_prefill_of(num_tokens)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -210,7 +213,8 @@ class ConsumerConnector:
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> Match:
-        num_tokens = request.num_prompt_tokens - num_computed_tokens
+        num_tokens = self.exchange.num_handed_on(request.num_prompt_tokens)
+        num_tokens -= num_computed_tokens
         if request not in self._unread or num_tokens <= 0:
             return _NOTHING
         return Match(num_tokens, is_async=True)
@@ -223,7 +227,8 @@ class ConsumerConnector:
             return
         self._unread.remove(request)
         if num_external_tokens:  # behind the hit in the own pool, which is whole blocks
-            num_local_tokens = request.num_prompt_tokens - num_external_tokens
+            num_tokens = self.exchange.num_handed_on(request.num_prompt_tokens)
+            num_local_tokens = num_tokens - num_external_tokens
             self._pull(request, self.exchange.wanted(request, num_local_tokens))
         else:
             self._let_go(request)

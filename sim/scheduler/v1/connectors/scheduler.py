@@ -15,7 +15,7 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import check_layout, connector_of
 from sim.scheduler.v1.connectors.head_blocks import HeadBlocks
-from sim.scheduler.v1.connectors.heads import Head, Look
+from sim.scheduler.v1.connectors.heads import Head, Heads
 from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
 from sim.scheduler.v1.scheduler import Scheduler
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import TransferReport
     from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
+    from sim.scheduler.v1.connectors.heads import Look
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
 
@@ -55,7 +56,7 @@ class ConnectorScheduler(Scheduler):
     Parameters
     ----------
     settings, cache
-        See `Scheduler`; beside a CPU tier one group of full attention, else no states.
+        See `Scheduler`; beside a CPU tier one group of full attention.
 
     Attributes
     ----------
@@ -63,10 +64,8 @@ class ConnectorScheduler(Scheduler):
         Two queues; see `HoldingQueues`.
     connector
         What may be loaded, and is stored.
-    transfers
-        What the latest call asks of the workers.
-    looks
-        Its look-ups, in order.
+    transfers, looks
+        What the latest call asks of the workers, and its look-ups, in order.
     delayed
         Requests that have ended and still hold blocks.
     received, failed
@@ -109,6 +108,8 @@ class ConnectorScheduler(Scheduler):
         self.transfers: StepTransfers | StepPulls = (
             StepPulls() if settings.offload is None else StepTransfers()
         )
+        block_size = self.layout.scheduler_block_size
+        self._heads = Heads(self.tables, self.connector, self._hit_tokens, block_size)
         self.looks: list[Look] = []
         self.delayed: dict[Request, None] = {}
         self.received: list[Request] = []
@@ -142,7 +143,7 @@ class ConnectorScheduler(Scheduler):
 
     def form(self, now_s: float) -> Shape:
         self.now_s = now_s
-        self.looks = []
+        self.looks = self._heads.looks = []
         self.has_ended_requests = False
         shape = super().form(now_s)
         self.transfers = self.connector.build_connector_meta(self)
@@ -177,9 +178,8 @@ class ConnectorScheduler(Scheduler):
                 self._passed_over.add(request)
                 continue
             if head.is_async:
-                under_way = self._loads.begun | self._in_mid_way()
                 fits = self._head_blocks.fits_load
-                if not fits(request, head, self.step, under_way):
+                if not fits(request, head, self.step, self._under_way()):
                     break
                 queues.pop_request()
                 self._begin_load(request, head)
@@ -222,13 +222,7 @@ class ConnectorScheduler(Scheduler):
             num_computed or self.connector.keeps_loads(request)
         ):
             return Head(NOTHING_FOUND, num_computed, 0, False, is_looked_up=False)
-        found = self.tables.find(request, request.num_tokens)
-        num_local = found.num_blocks * self._hit_tokens
-        match = self.connector.get_num_new_matched_tokens(request, num_local)
-        self.looks.append(Look(request, num_local, match.num_tokens))
-        if match.num_tokens is None:
-            return None
-        return Head(found, num_local, match.num_tokens, match.is_async)
+        return self._heads.look_up(request)
 
     # -- blocks of heads ------------------------------------------------------
 
@@ -252,6 +246,14 @@ class ConnectorScheduler(Scheduler):
     def _in_mid_way(self) -> dict[Request, None]:
         """Return the running requests that have a part of their prompt to compute."""
         return self.prefilling
+
+    def _under_way(self) -> dict[Request, int]:
+        """Return them and those that load, and what was computed before the call."""
+        before = {request: num_computed for request, num_computed, _ in self.prompts}
+        return {
+            each: before.get(each, each.num_computed_tokens)
+            for each in self._loads.begun | self._in_mid_way()
+        }
 
     def _begin_load(self, request: Request, head: Head) -> None:
         num_tokens = head.num_computed_tokens
@@ -365,8 +367,10 @@ class ConnectorScheduler(Scheduler):
     def _let_go(self, request: Request) -> int:
         """Free the blocks of a request that leaves or is preempted, or keep them."""
         if request.status.is_finished:
-            num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
-            self.tables.leave_behind(request, num_tokens)
+            num_tokens, pairing = request.num_prompt_tokens, self.connector.pairing
+            if pairing is not None:  # it may have ended while it loaded
+                num_tokens = pairing.exchange.num_handed_on(num_tokens)
+            self.tables.leave_behind(request, max(num_tokens, request.num_tokens - 1))
         return self._free_or_keep(request)
 
     def _free_or_keep(self, request: Request) -> int:

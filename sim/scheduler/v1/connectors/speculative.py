@@ -48,13 +48,13 @@ class SpeculativeConnectorScheduler(QueuedConnectorScheduler, SpeculativeSchedul
             block_sizes=[group.spec.block_size for group in self.layout.groups],
             extend=self._extend_known,
         )
-        self._under_way: dict[Request, None] = {}
+        self._was_under_way: dict[Request, None] = {}
 
     def form(self, now_s: float) -> Shape:
-        self._under_way = self._loads.begun | super()._in_mid_way()
+        self._was_under_way = self._loads.begun | super()._in_mid_way()
         return super().form(now_s)
 
     def _in_mid_way(self) -> dict[Request, None]:
-        return self._under_way | super()._in_mid_way()
+        return self._was_under_way | super()._in_mid_way()
 
     _check_blocks = SpeculativeScheduler._check_blocks
