@@ -19,6 +19,7 @@ from sim.fleet.pulls import ConsumerSteps, ProducerSteps
 from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.pools import has_pools, pools_figure
+from sim.views.plots.ranks import figures_of
 from tests.sim.test_fleet_events import proven
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
 from tests.sim.test_run_command import kvsim
@@ -536,3 +537,14 @@ def test_a_prompt_that_no_pool_holds_ends_the_run(asynchronous: bool) -> None:
     assert told["completed"] + told["unfinished"] == 12
     assert told["transfers"]["num_expired"] > 0
     assert any(line.startswith("the queue stalled: ") for line in told["warnings"])
+
+
+def test_queues_of_a_prefiller_tell_its_prompts() -> None:
+    results = simulation_of(fleet_of(1, 1), num_requests=20).run()
+    figures, runs = figures_of(results)
+    figure = figures["queues"](runs)
+    legend = " ".join(
+        text.get_text() for each in figure.legends for text in each.get_texts()
+    )
+    assert "engine 0: 20 prompts for others, " in legend
+    assert "engine 1: completed 20 requests, " in legend

@@ -121,8 +121,11 @@ def queues(runs: Sequence[Run]) -> Figure:
 
 
 def _facts_of_queues(tables: Tables) -> str:
+    formats = {"completed": "completed {:,.0f} requests"}
+    if tables.number("num_prompts") is not None:
+        formats = {"num_prompts": "{:,.0f} prompts for others"}
     return tables.facts(
-        completed="completed {:,.0f} requests",
+        **formats,
         num_running_mean="{:,.1f} running on average",
         num_waiting_mean="{:,.1f} waiting",
         duration="{:,.1f} s",
