@@ -75,3 +75,19 @@ def test_runs_without_numbers_or_differences() -> None:
     answer, differences = compared_lines("ab", [{}, {}], [{}, {}])
     assert answer.startswith("None is better")
     assert differences == "Their configurations are the same."
+
+
+def test_pools_are_told_apart_by_their_keys() -> None:
+    configs = [
+        {
+            "fleet": {
+                "pools": [{"name": "p", "replicas": n}, {"name": "d", "replicas": m}]
+            }
+        }
+        for n, m in ((2, 2), (1, 3))
+    ]
+    _, differences = compared_lines("ab", configs, [{}, {}])
+    assert differences == "They differ in p.replicas (2, 1) and d.replicas (2, 3)."
+    fewer = [{"fleet": {"pools": each["fleet"]["pools"][:1]}} for each in configs]
+    _, differences = compared_lines("ab", [configs[0], fewer[0]], [{}, {}])
+    assert differences == "They differ in d.name (d, null) and replicas (2, null)."

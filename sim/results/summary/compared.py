@@ -152,18 +152,29 @@ _MISSING = object()
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return plain data with dotted keys: one entry for every value that is no table.
 
+    Tables that have names, as pools, stand under these.
+
     Examples
     --------
     >>> flat({"engine": {"gpu": "h200_sxm", "watermark": None}, "seed": 0})
     {'engine.gpu': 'h200_sxm', 'engine.watermark': None, 'seed': 0}
+    >>> flat({"pools": [{"name": "old", "replicas": 2}, {"name": "new"}]})
+    {'pools.old.name': 'old', 'pools.old.replicas': 2, 'pools.new.name': 'new'}
     """
     found: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, list) and value and all(map(_name_of, value)):
+            found |= flat({_name_of(each): each for each in value}, f"{prefix}{key}.")
+        elif isinstance(value, dict) and value:
             found |= flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _name_of(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
