@@ -22,6 +22,9 @@ LISTED_TRACE = f"{Path(__file__).with_name('listed_trace.py')}:ListedTrace"
 
 _VERSIONS = ("0.8", "0.11", "0.12", "0.20", "0.22", "0.24", "0.31", "0.32", "0.33")
 
+# No launches, those of a slow host, and some that most steps wait for.
+_LAUNCHES_S = (0.0, 95e-6, 3e-4)
+
 # A case is to take milliseconds.
 _MOST_BLOCKS = 800
 _MOST_STEPS = 800
@@ -44,9 +47,12 @@ def draw_case(seed: int) -> Case:
     workload = _workload(rng, requests, step_s)
     _add_rarer_keys(rng, engine, workload)
     _drop_unknown_keys(engine)
-    # the windows of layers are drawn, and no profile has tables of each
-    if cost["kind"] == "roofline" and seed % 2 and "sliding_window" not in engine:
-        cost = {"kind": "measured", "profile": measured_profile(engine["model"])}
+    if cost["kind"] == "roofline":
+        cost["launch_s"] = _LAUNCHES_S[seed % len(_LAUNCHES_S)]
+        # the windows of layers are drawn, and no profile has tables of each
+        if seed % 2 and "sliding_window" not in engine:
+            profile = measured_profile(engine["model"])
+            cost |= {"kind": "measured", "profile": profile}
     data = {"workload": workload, "engine": engine, "cost": cost, "seed": seed}
     config = parse_config(data)
     is_open = "trace" in workload and not any("delay_s" in r for r in requests)
