@@ -12,7 +12,7 @@ from sim.cli.plot import plot
 from sim.studies.sweeps.expand import Sweep, check_runs
 from sim.studies.sweeps.spec import load_sweep
 from sim.views.plots import FIGURES
-from sim.views.plots.sweeps import SWEEP_FIGURES
+from sim.views.plots.catalogue import SWEEP_FIGURES
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def _print(found: Crossover, below: str, out: Path | None) -> None:
 
 
 def _draw(report: CrossoverReport, out: Path) -> None:
-    from sim.views.plots.crossover import swap_or_recompute
+    from sim.views.plots.studies.crossover import swap_or_recompute
     from sim.views.plots.style import to_png
 
     pixels = to_png(swap_or_recompute(report.found, report.title))

@@ -110,7 +110,7 @@ def _written(
         found.write(new, wall_s=seconds)
         if figures:
             from sim.views.plots.output import write_pngs
-            from sim.views.plots.plans import PLAN_FIGURES
+            from sim.views.plots.studies.plans import PLAN_FIGURES
 
             write_pngs(PLAN_FIGURES, found.data, new / "figures")
     return found, seconds

@@ -60,7 +60,7 @@ def plot(
         Print which figures there are, and draw none.
     """
     from sim.errors import UserError
-    from sim.views.plots.catalogue import HeatMapKeys, drawings, named, what_is_in
+    from sim.views.plots.catalogue import HeatMapKeys, content_of, drawings, named
     from sim.views.plots.output import check_files, read_style, write_files
     from sim.views.plots.style import on_top
 
@@ -71,7 +71,7 @@ def plot(
             "there is nothing to draw; give the directory of a run, a sweep or a plan"
         )
     formats: list[Format] = list(dict.fromkeys(format_ or ["png"]))
-    what = what_is_in(directories)
+    what = content_of(directories)
     keys = HeatMapKeys(x, y, metric)
     if keys and (what not in ("sweep", "plan") or (figure and _MAP not in figure)):
         raise UserError(f"--x, --y and --metric are for --figure {_MAP} of a sweep")
@@ -99,8 +99,8 @@ def _draw(
 ) -> tuple[dict[Path, bytes], list[str]]:
     """Return the files, and a line for each figure that was left out."""
     from sim.errors import UserError
+    from sim.views.plots.compared.sweep_runs import NotShownError
     from sim.views.plots.output import figure_bytes
-    from sim.views.plots.sweeps.table import NotShownError
 
     files: dict[Path, bytes] = {}
     notes: list[str] = []
@@ -136,13 +136,13 @@ def _list(directories: Sequence[Path], *, as_json: bool) -> int:
     from sim.views.plots.catalogue import (
         FIGURES_OF,
         HeatMapKeys,
+        content_of,
         drawings,
-        what_is_in,
     )
 
     found = {what: dict(_said(figures)) for what, figures in FIGURES_OF.items()}
     if directories:
-        what = what_is_in(directories)
+        what = content_of(directories)
         there = drawings(what, directories, HeatMapKeys())
         found = {what: {k: v for k, v in found[what].items() if k in there}}
     if as_json:

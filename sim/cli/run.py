@@ -120,8 +120,8 @@ def _extras(
 
 def _draw(results: Results, directory: Path) -> bool:
     """Draw all figures or, on Ctrl-C, none; False then."""
+    from sim.views.plots.accessor import figures_of
     from sim.views.plots.output import write_pngs
-    from sim.views.plots.ranks import figures_of
 
     try:
         write_pngs(*figures_of(results), directory)

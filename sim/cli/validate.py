@@ -82,7 +82,7 @@ def validate(
         report = write_validation(validation, partial)
         if figures:
             from sim.views.plots.output import write_pngs
-            from sim.views.plots.validation import figures_of
+            from sim.views.plots.studies.validation import figures_of
 
             write_pngs(figures_of(validation), validation, partial / "figures")
     _show(validation, report, directory, quiet=quiet, as_json=json)

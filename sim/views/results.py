@@ -90,8 +90,8 @@ class Results(run.Results):
 
     def draw(self, directory: Path) -> list[Path]:
         """Draw all figures as PNG into `directory`; return their paths."""
+        from sim.views.plots.accessor import figures_of  # noqa: PLC0415 - matplotlib
         from sim.views.plots.output import write_pngs  # noqa: PLC0415
-        from sim.views.plots.ranks import figures_of  # noqa: PLC0415 - matplotlib
 
         return write_pngs(*figures_of(self), directory)
 
@@ -107,7 +107,7 @@ class PrefixReport(prefixes.PrefixReport):
 
     def plot(self) -> Figure:
         """Draw the curve, its bound and the answer."""
-        from sim.views.plots.traffic_curve import prefix_hits  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.studies.prefixes import prefix_hits  # noqa: PLC0415 - matplotlib
 
         return prefix_hits(self)
 
@@ -130,7 +130,7 @@ class PlanResult(solve.PlanResult):
     def plot(self) -> NamedFigures:
         """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
         from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
+        from sim.views.plots.studies.plans import PLAN_FIGURES  # noqa: PLC0415
 
         return NamedFigures(PLAN_FIGURES, self.data)
 
@@ -138,7 +138,7 @@ class PlanResult(solve.PlanResult):
         super().write(directory, wall_s=wall_s)
         if figures:
             from sim.views.plots.output import write_pngs  # noqa: PLC0415
-            from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
+            from sim.views.plots.studies.plans import PLAN_FIGURES  # noqa: PLC0415
 
             write_pngs(PLAN_FIGURES, self.data, directory / "figures")
 
@@ -148,7 +148,7 @@ class CrossoverReport(comparison.CrossoverReport):
 
     def plot(self) -> Figure:
         """Draw the comparison; both axes logarithmic."""
-        from sim.views.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.studies.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
 
         return swap_or_recompute(self.found, self.title)
 
@@ -160,6 +160,6 @@ class Validation(validation.Validation):
     def plot(self) -> NamedFigures:
         """The figures by name, such as ``plot.states()``; `dir` lists them."""
         from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.validation import figures_of  # noqa: PLC0415
+        from sim.views.plots.studies.validation import figures_of  # noqa: PLC0415
 
         return NamedFigures(figures_of(self), self)

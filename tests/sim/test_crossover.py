@@ -20,7 +20,7 @@ from sim.costs.crossover import (
     recompute,
 )
 from sim.scheduler.batch import BatchShape
-from sim.views.plots.crossover import crossings, swap_or_recompute
+from sim.views.plots.studies.crossover import crossings, swap_or_recompute
 from sim.views.plots.style import to_png
 from tests.sim.test_costs import H200, LLAMA_8B
 from tests.sim.test_costs_measured import entry, write

@@ -22,7 +22,7 @@ from sim.studies.conformance.random_pairs import (
     random_pair_workload,
     random_pools_workload,
 )
-from sim.views.plots.ranks import figures_of
+from sim.views.plots.accessor import figures_of
 from tests.sim.test_fleet_pair_groups import GPT_OSS
 from tests.sim.test_fleet_pairs import checked, fleet_of, simulation_of
 from tests.sim.test_fleet_run import TIGHT, data_of

@@ -17,9 +17,8 @@ from sim.fleet.network import Network
 from sim.fleet.pairs import Pairs, side_of
 from sim.fleet.pulls import ConsumerSteps, ProducerSteps
 from sim.simulation.run import Simulation
-from sim.views.plots.fleets import engines_figure
-from sim.views.plots.pools import has_pools, pools_figure
-from sim.views.plots.ranks import figures_of
+from sim.views.plots.accessor import figures_of
+from sim.views.plots.run.fleets import engines_figure, has_pools, pools_figure
 from tests.sim.test_fleet_events import proven
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
 from tests.sim.test_run_command import kvsim

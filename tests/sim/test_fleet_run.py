@@ -20,7 +20,7 @@ from sim.results.tables.parquet import StepsFile
 from sim.results.tables.steps import spans_s
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
-from sim.views.plots.fleets import engines_figure, mean_usage
+from sim.views.plots.run.fleets import engines_figure, mean_usage
 from tests.sim.test_config import minimal, write
 from tests.sim.test_run_command import kvsim
 

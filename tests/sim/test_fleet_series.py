@@ -16,9 +16,8 @@ from sim.results.fleet.summary import fleet_rows
 from sim.results.folder import RunFolder
 from sim.results.tables.steps import spans_s
 from sim.simulation.run import Simulation
-from sim.views.plots.fleets import engines_figure
-from sim.views.plots.ranks import figures_of
-from sim.views.plots.replicas import replicas_figure
+from sim.views.plots.accessor import figures_of
+from sim.views.plots.run.fleets import engines_figure, replicas_figure
 from tests.shared import ROOT
 from tests.sim.test_autoscaler import simulation_of as scaled
 from tests.sim.test_fleet_events import EVENTS, event

@@ -10,7 +10,7 @@ import pytest
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.simulation.run import Simulation
-from sim.views.plots.ranks import figures_of
+from sim.views.plots.accessor import figures_of
 
 CHATS: dict[str, Any] = {
     "sessions": {

@@ -15,7 +15,7 @@ from sim.results.summary.compared import short_names
 from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.studies.planning.spec import parse_prices
-from sim.views.plots.fleets import pool_places
+from sim.views.plots.run.fleets import pool_places
 from tests.sim.test_config import minimal
 from tests.sim.test_fleet_run import TIGHT, data_of, fleet_of
 

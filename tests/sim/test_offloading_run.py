@@ -14,8 +14,8 @@ from sim.errors import ConfigError
 from sim.hardware.gpus import GPUS
 from sim.scheduler.v1.connectors.base import JobKind
 from sim.simulation.run import Simulation
-from sim.views.plots.tables import Tables
-from sim.views.plots.tiers import by_source, has_tier, moved_bytes, tier, tier_ttft
+from sim.views.plots.run.tables import Tables
+from sim.views.plots.run.tiers import by_source, has_tier, moved_bytes, tier, tier_ttft
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,9 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.views.plots import FIGURES
-from sim.views.plots.catalogue import FIGURES_OF, HeatMapKeys, drawings
-from sim.views.plots.overlays import OVERLAYS
-from sim.views.plots.sweeps import SWEEP_FIGURES
-from sim.views.plots.sweeps.table import read_sweep
+from sim.views.plots.catalogue import FIGURES_OF, SWEEP_FIGURES, HeatMapKeys, drawings
+from sim.views.plots.compared.overlays import OVERLAYS
+from sim.views.plots.compared.sweep_runs import read_sweep
 from tests.shared import ROOT
 from tests.sim.commands import files, refused
 from tests.sim.plot_directories import RATE, pressed, said, write_sweep_results

@@ -13,19 +13,19 @@ from sim import Results
 from sim.errors import ConfigError
 from sim.results.summary.compared import differing
 from sim.views.plots import FIGURES
-from sim.views.plots.overlays import OVERLAYS
-from sim.views.plots.runs import Run, in_common, labels_of, looks_of
-from sim.views.plots.style import to_png
-from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
-from sim.views.plots.sweeps.over_load import load_of, series_of
-from sim.views.plots.sweeps.table import (
+from sim.views.plots.catalogue import SWEEP_FIGURES, HeatMap
+from sim.views.plots.compared.over_load import load_of, series_of
+from sim.views.plots.compared.overlays import OVERLAYS
+from sim.views.plots.compared.runs import Run, in_common, labels_of, looks_of
+from sim.views.plots.compared.sweep_runs import (
     PREEMPTION_RATE,
     NotShownError,
     SweepRuns,
     read_sweep,
     runs_of_plan,
 )
-from sim.views.plots.tables import Tables
+from sim.views.plots.run.tables import Tables
+from sim.views.plots.style import to_png
 from tests.sim.plot_directories import BLOCKS, MODE, RATE, said, write_sweep_results
 
 if TYPE_CHECKING:

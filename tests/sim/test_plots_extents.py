@@ -12,10 +12,10 @@ from matplotlib.text import Text
 from sim import Results
 from sim.hardware.models.bundled import bundled_models
 from sim.views.plots import FIGURES
-from sim.views.plots.overlays import OVERLAYS
-from sim.views.plots.runs import Run
+from sim.views.plots.compared.overlays import OVERLAYS
+from sim.views.plots.compared.runs import Run
+from sim.views.plots.run.tables import Tables
 from sim.views.plots.style import to_png
-from sim.views.plots.tables import Tables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from matplotlib.patches import StepPatch
 
 from sim.results import schema
 from sim.views.plots import FIGURES, Tables
-from sim.views.plots.preemption import MAX_BARS, bar_edges_s, bar_width_s
+from sim.views.plots.run.preemption import MAX_BARS, bar_edges_s, bar_width_s
 from sim.views.plots.style import time_unit
 from tests.sim.plot_tables import (
     a_run,

@@ -9,7 +9,7 @@ from matplotlib.patches import StepPatch
 
 from sim.results import schema
 from sim.views.plots import FIGURES, Tables
-from sim.views.plots.curves import NUM_BINS
+from sim.views.plots.run.curves import NUM_BINS
 from tests.sim.plot_tables import (
     PARTS,
     a_run,

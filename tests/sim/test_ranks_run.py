@@ -15,7 +15,7 @@ from sim.results.folder import RunFolder
 from sim.results.run import Results
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
-from sim.views.plots.ranks import figures_of
+from sim.views.plots.accessor import figures_of
 from tests.sim.test_config import minimal, write
 from tests.sim.test_run_command import kvsim
 

@@ -26,8 +26,8 @@ from sim.studies.conformance.conform import Comparison, Coverage
 from sim.studies.conformance.random_sglang import random_sglang_workload
 from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 from sim.studies.planning.answer.configurations import serve_command
-from sim.views.plots.memory import kv_cache_usage
-from sim.views.plots.tables import Tables
+from sim.views.plots.run.memory import kv_cache_usage
+from sim.views.plots.run.tables import Tables
 from tests.shared import ROOT, shared
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal

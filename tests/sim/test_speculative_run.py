@@ -28,8 +28,8 @@ from sim.simulation.assemble import make_cost_model
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate, with_intervals
 from sim.views.plots import FIGURES, Tables, to_png
-from sim.views.plots.drafts import drafts as drafts_figure
-from sim.views.plots.ranks import figures_of
+from sim.views.plots.accessor import figures_of
+from sim.views.plots.run.drafts import drafts as drafts_figure
 from tests.sim.test_config import minimal
 from tests.sim.test_costs import LLAMA_8B
 from tests.sim.test_costs_measured import entry

@@ -15,8 +15,8 @@ from sim.hardware.gpus import GIB
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.kv_memory import kv_memory
 from sim.studies.prefixes.report import PrefixReport, what_is_left_out
+from sim.views.plots.studies.prefixes import prefix_hits
 from sim.views.plots.style import to_png
-from sim.views.plots.traffic_curve import prefix_hits
 from tests.shared import shared
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_workload_describe import chat

@@ -11,7 +11,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.cli.output.workload import description_rows
 from sim.views.plots.png import png_bytes
-from sim.views.plots.traffic import arrivals, draw_traffic, sharing
+from sim.views.plots.studies.traffic import arrivals, draw_traffic, sharing
 from tests.shared import shared
 from tests.sim.commands import TRACE, files, refused
 from workloads.analysis import describe

@@ -120,8 +120,8 @@ def _write(report: PrefixReport, out: Path, *, overwrite: bool) -> None:
     import csv
 
     from sim.results.output import output_directory, write_json
+    from sim.views.plots.studies.prefixes import prefix_hits
     from sim.views.plots.style import to_png
-    from sim.views.plots.traffic_curve import prefix_hits
 
     with output_directory(out, overwrite=overwrite, files=_files()) as partial:
         rows = report.rows()

@@ -83,7 +83,7 @@ def _write(
 ) -> None:
     """Write the folder, as a whole or not at all."""
     from sim.results.output import output_directory, write_json
-    from sim.views.plots.traffic import draw_traffic
+    from sim.views.plots.studies.traffic import draw_traffic
 
     with output_directory(out, overwrite=overwrite, files=_files()) as partial:
         write_json(partial / "description.json", whole)

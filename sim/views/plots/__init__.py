@@ -6,19 +6,19 @@ and `calibrate.figures` are the only places that import matplotlib, and they nev
 pyplot.
 
 To add a figure: write such a function in the file of its family, add it to
-`FIGURES`; what it draws of the steps, name in `sim.views.plots.curves`.
+`FIGURES`; a value of steps that it draws gets a name in `sim.views.plots.run.curves`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sim.views.plots.latency import latency_cdfs
-from sim.views.plots.memory import fragmentation, kv_cache_usage
-from sim.views.plots.preemption import preemption_history
-from sim.views.plots.stepping import queues, step_costs
+from sim.views.plots.run.latency import latency_cdfs
+from sim.views.plots.run.memory import fragmentation, kv_cache_usage
+from sim.views.plots.run.preemption import preemption_history
+from sim.views.plots.run.steps import queues, step_costs
+from sim.views.plots.run.tables import Tables
 from sim.views.plots.style import to_png
-from sim.views.plots.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """From millions of steps to the columns of a screen, batch by batch, extremes kept.
 
 A step holds its values from its start until its end (or until the next step starts,
-if that is earlier). Between steps the engine is idle: what belongs to a step, such as
-its latency, has a gap there; what belongs to the engine, such as its queues, is 0::
+if that is earlier). Between steps the engine is idle: a value of a step, such as its
+latency, has a gap there; a value of the engine, such as the length of a queue, is 0::
 
     steps            |-a-|-b-|         |---c---|
     columns          |     |     |     |     |     |
@@ -58,8 +58,8 @@ class Spans:
 
     def reduce(self, ufunc: np.ufunc, values: Floats) -> Floats:
         """Return one number a column; `values` has one more entry than steps."""
-        # `reduceat` takes [first, stop) pairs one after the other; what lies between
-        # the pairs is dropped, and a stop may be one past the last step.
+        # `reduceat` takes [first, stop) pairs one after the other; numbers between the
+        # pairs are dropped, and a stop may be one past the last step.
         pairs = np.stack([self.first, self.stop], axis=1).ravel()
         reduced: Floats = ufunc.reduceat(values, pairs)[::2]
         return reduced

@@ -1,13 +1,13 @@
-"""Which figures there are of what lies in a directory, and how they are drawn.
+"""The figures of the results in a directory, and how they are drawn.
 
 ====== ======================================== =========================
-what   known by                                 figures
+kind   known by                                 figures
 ====== ======================================== =========================
 a run  ``summary.json``                         `sim.views.plots.FIGURES`
-runs   several such directories                 `sim.views.plots.overlays`
-sweep  ``sweep.json``                           `sim.views.plots.sweeps`
-plan   ``plan.json``                            `sim.views.plots.plans`,
-                                                `sim.views.plots.sweeps`
+runs   several such directories                 `sim.views.plots.compared.overlays`
+sweep  ``sweep.json``                           `sim.views.plots.compared`
+plan   ``plan.json``                            `sim.views.plots.studies.plans`,
+                                                `sim.views.plots.compared`
 ====== ======================================== =========================
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
@@ -24,17 +24,21 @@ from sim.results.folder import kind_of
 from sim.results.run import Results
 from sim.studies.planning.answer.file import read_plan
 from sim.views.plots import FIGURES, Tables
-from sim.views.plots.drafts import drafts
-from sim.views.plots.fleets import engines_figure
-from sim.views.plots.overlays import OVERLAYS
-from sim.views.plots.plans import PLAN_FIGURES
-from sim.views.plots.pools import pools_figure
-from sim.views.plots.ranks import figures_of
-from sim.views.plots.replicas import replicas_figure
-from sim.views.plots.runs import Run, labels_of, what_differs
-from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
-from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan
-from sim.views.plots.tiers import tier, tier_ttft
+from sim.views.plots.accessor import figures_of
+from sim.views.plots.compared.heat_map import HeatMap
+from sim.views.plots.compared.over_load import (
+    goodput,
+    kv_usage,
+    preemption_rate,
+    swap_or_recompute,
+)
+from sim.views.plots.compared.overlays import OVERLAYS
+from sim.views.plots.compared.runs import Run, keys_that_differ, labels_of
+from sim.views.plots.compared.sweep_runs import SweepRuns, read_sweep, runs_of_plan
+from sim.views.plots.run.drafts import drafts
+from sim.views.plots.run.fleets import engines_figure, pools_figure, replicas_figure
+from sim.views.plots.run.tiers import tier, tier_ttft
+from sim.views.plots.studies.plans import PLAN_FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +48,29 @@ if TYPE_CHECKING:
 
     Drawing: TypeAlias = Callable[[], Figure]
 
-What: TypeAlias = Literal["run", "runs", "sweep", "plan"]
-FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
+Content: TypeAlias = Literal["run", "runs", "sweep", "plan"]
+
+
+class SweepFigure(Protocol):
+    """Draws many runs; its docstring's first line is the legend.
+
+    Where these runs cannot fill it, it raises `NotShownError`: the figure is left out
+    unless it was asked for by name.
+    """
+
+    def __call__(self, runs: SweepRuns) -> Figure: ...
+
+
+SWEEP_FIGURES: dict[str, SweepFigure] = {
+    "preemption_rate": preemption_rate,
+    "kv_usage": kv_usage,
+    "swap_or_recompute": swap_or_recompute,
+    "goodput": goodput,
+    "heat_map": HeatMap(),
+}
+"""File name without its ending, and the function that draws it."""
+
+FIGURES_OF: Mapping[Content, Mapping[str, Any]] = {
     "run": {
         **FIGURES,
         "drafts": drafts,
@@ -59,12 +84,12 @@ FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
     "sweep": SWEEP_FIGURES,
     "plan": PLAN_FIGURES | SWEEP_FIGURES,
 }
-"""By what a directory holds: the functions, by name; some are of some runs only."""
+"""Functions by name, for each content of a directory; some are of some runs only."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMapKeys:
-    """The keys of a heat map; see `sim.views.plots.sweeps.heat_map.HeatMap`."""
+    """The keys of a heat map; see `sim.views.plots.compared.heat_map.HeatMap`."""
 
     x: str | None = None
     y: str | None = None
@@ -78,7 +103,7 @@ class HeatMapKeys:
         return HeatMap(**{key: value for key, value in given.items() if value})
 
 
-def what_is_in(directories: Sequence[Path]) -> What:
+def content_of(directories: Sequence[Path]) -> Content:
     found = [kind_of(directory) for directory in directories]
     if set(found) == {"run"}:
         return "run" if len(found) == 1 else "runs"
@@ -92,26 +117,26 @@ def what_is_in(directories: Sequence[Path]) -> What:
 
 
 def named(
-    what: What, there: Mapping[str, Drawing], names: Sequence[str]
+    content: Content, there: Mapping[str, Drawing], names: Sequence[str]
 ) -> dict[str, Drawing]:
     """Return the figures that are asked for; all of them if none is named."""
     for name in names:
         if name not in there:
             others = ", ".join(there)
             raise UserError(
-                f"--figure: there is no '{name}' of a {what.removesuffix('s')}"
+                f"--figure: there is no '{name}' of a {content.removesuffix('s')}"
                 f"{did_you_mean(name, there)} (there are: {others})"
             )
     return {name: there[name] for name in names or there}
 
 
 def drawings(
-    what: What, directories: Sequence[Path], keys: HeatMapKeys
+    content: Content, directories: Sequence[Path], keys: HeatMapKeys
 ) -> dict[str, Drawing]:
     """Return the drawing of each figure of the results there, read once."""
-    if what in ("run", "runs"):
+    if content in ("run", "runs"):
         return _of_runs(directories)
-    if what == "sweep":
+    if content == "sweep":
         return _of_sweep(read_sweep(directories[0]), keys)
     plan = read_plan(directories[0])
     own: dict[str, Drawing] = {
@@ -131,7 +156,7 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     ]
     names, configs = _names(directories), [each.config.to_data() for each in found]
     labels = labels_of(names, configs, [results.summary for results in found])
-    differs = what_differs(configs) if labels == names else ""
+    differs = keys_that_differ(configs) if labels == names else ""
     runs = [
         Run(label, each, differs) for label, each in zip(labels, tables, strict=True)
     ]
@@ -142,9 +167,9 @@ def _one_engine(results: Results, directory: Path) -> Results:
     """Refuse several engines where runs are drawn over each other."""
     part, parts = parts_of(results.summary)
     if parts:
-        what = "data-parallel ranks" if part == "rank" else "engines of a fleet"
+        noun = "data-parallel ranks" if part == "rank" else "engines of a fleet"
         raise ResultsError(
-            f"'{directory}' has {what}, a curve each, and is drawn alone; leave it out"
+            f"'{directory}' has {noun}, a curve each, and is drawn alone; leave it out"
         )
     return results
 

@@ -28,7 +28,7 @@ _METADATA: Final[Mapping[str, dict[str, None]]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""What would differ from day to day, or from release to release."""
+"""Fields that would differ from day to day, or from release to release."""
 
 
 @house_style
@@ -90,7 +90,7 @@ def _collecting_by_figure() -> Iterator[Callable[[], object]]:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield partial(gc.collect, 0)  # the youngest: what came since the last one
+        yield partial(gc.collect, 0)  # the youngest objects: those of one figure
     finally:
         if was_on:
             gc.enable()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
     from sim.views.plots.binning import Envelope, Floats, StepColumns
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 # The palette of Okabe and Ito, told apart by colour-blind readers; their lightness
 # differs as well, so that they stay apart in grey.
@@ -51,7 +51,7 @@ VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#555555"
 COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
-"""Of what is compared, in this order."""
+"""Of runs that are compared, in this order."""
 
 DPI = 150
 WIDTH_PX, HEIGHT_PX = 1600, 900
@@ -59,7 +59,7 @@ MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
 """Longer lines are measured, and written smaller so that they fit."""
 _SMALLEST = 0.6
-"""Of the size of letters; what is too long at that is cut."""
+"""Of the size of letters; a line that is too long at that is cut."""
 
 NUM_CDF_POINTS = 1000
 _TITLE_PAD = 22.0
@@ -431,7 +431,7 @@ def draw_stack(
 class Panels:
     """Where a figure is drawn: panels of its own, or axes of the user's."""
 
-    figure: Figure  # what holds them
+    figure: Figure  # of the axes
     axes: Sequence[Axes]  # top to bottom, or left to right
 
     def set_time_axes(self, stop_s: float) -> None:
@@ -468,6 +468,11 @@ def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
     figure = on[0].get_figure(root=True)
     assert figure is not None
     return Panels(figure, on)
+
+
+def latency_unit(values_s: Floats) -> tuple[float, str]:
+    """Return parts of a second and their name that suit an axis of latencies."""
+    return (1e3, "ms") if float(np.quantile(values_s, 0.9)) < 2.0 else (1.0, "s")
 
 
 def draw_cdf(axes: Axes, values: Floats, **looks: Any) -> Floats:

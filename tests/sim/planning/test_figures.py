@@ -11,7 +11,7 @@ from rich.console import Console
 from sim.cli.output.plan import answers, plan_lines
 from sim.studies.planning.answer.file import labels
 from sim.studies.planning.answer.verdict import verdicts_of
-from sim.views.plots.plans import PLAN_FIGURES
+from sim.views.plots.studies.plans import PLAN_FIGURES
 from sim.views.plots.style import to_png
 from tests.sim.planning.plans import small, solved
 

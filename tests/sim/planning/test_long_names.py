@@ -13,9 +13,9 @@ from sim.cli.output.plan import plan_lines
 from sim.hardware.gpus import GPUS
 from sim.hardware.models.bundled import bundled_models
 from sim.studies.planning.answer.file import labels
-from sim.views.plots.plans import PLAN_FIGURES
-from sim.views.plots.sweeps import SWEEP_FIGURES
-from sim.views.plots.sweeps.table import SweepRuns, read_sweep
+from sim.views.plots.catalogue import SWEEP_FIGURES
+from sim.views.plots.compared.sweep_runs import SweepRuns, read_sweep
+from sim.views.plots.studies.plans import PLAN_FIGURES
 from tests.sim.planning.plans import small, solved
 from tests.sim.test_plots_extents import check
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sim.results.folder import RunFolder
-from sim.views.plots.fleets import mean_usage
+from sim.views.plots.run.fleets import mean_usage
 from sim.views.report.sections.waterfall import NUM_SLOWEST
 from tests.sim.report.pages import crowded, page_of, results
 

@@ -10,7 +10,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.studies.planning.answer.file import labels
-from sim.views.plots.plans import load_points
+from sim.views.plots.studies.plans import load_points
 from tests.sim.commands import refused
 from tests.sim.planning.plans import small, written
 from tests.sim.report.pages import Page, page_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.views.plots.preemption import bar_edges_s
+from sim.views.plots.run.preemption import bar_edges_s
 from sim.views.report import charts
 from sim.views.report.html import Markup, count, paragraph, plural
 from sim.views.report.looks import Clock, colour, dash, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.views.plots.drafts import loads_of, verifies
+from sim.views.plots.run.drafts import loads_of, verifies
 from sim.views.report.charts import Axis, Chart, Line, Panel
 from sim.views.report.html import (
     Markup,
@@ -21,7 +21,7 @@ from sim.views.report.looks import colour, dash, name, symbol, tag
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sim.views.plots.drafts import Loads
+    from sim.views.plots.run.drafts import Loads
     from sim.views.report.source import Run
 
 _PANELS: Final = (

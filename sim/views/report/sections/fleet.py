@@ -10,7 +10,7 @@ from sim.results.fleet.pulls import PARTS, in_flight, pulls_of
 from sim.results.fleet.summary import fleet_rows
 from sim.results.summary.compared import compared_lines
 from sim.results.summary.verdict import verdict_lines
-from sim.views.plots.fleets import mean_usage, pool_places
+from sim.views.plots.run.fleets import mean_usage, pool_places
 from sim.views.report.charts import Axis, Bars, Chart, Heat, Line, Panel, Points, Stack
 from sim.views.report.html import (
     Markup,

@@ -9,7 +9,7 @@ import numpy as np
 from sim.studies.planning.answer.file import labels
 from sim.studies.planning.answer.verdict import verdicts_of
 from sim.studies.planning.phases.outcome import noise_word, shown_confidence
-from sim.views.plots.plans import load_points
+from sim.views.plots.studies.plans import load_points
 from sim.views.report import charts
 from sim.views.report.html import (
     Markup,

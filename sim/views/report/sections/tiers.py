@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.results.recording.transfers import LOADS
-from sim.views.plots.tiers import moved_bytes
+from sim.views.plots.run.tiers import moved_bytes
 from sim.views.report.charts import Axis, Chart, Line, Panel
 from sim.views.report.html import (
     Markup,

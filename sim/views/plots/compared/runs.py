@@ -1,4 +1,4 @@
-"""Several runs in one figure: what tells them apart, and how each is drawn."""
+"""Several runs in one figure: their labels, and how each is drawn."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sim.views.plots.style import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
     from sim.views.plots.binning import Floats
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 MAX_RUNS = 8
 """More lines than that are not told apart."""
 _MAX_LABEL = 48
-_LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _ROW = 0.0285
 """Height of a row of the legend, as a share of the figure's."""
 
@@ -41,9 +41,9 @@ _ROW = 0.0285
 class Run:
     """One of the runs that are compared."""
 
-    label: str  # what tells it apart from the others
+    label: str  # tells it apart from the others
     tables: Tables  # its tables and its summary
-    # in words what sets all of the runs apart, where the labels do not say so
+    # the keys that set all of the runs apart, where the labels do not say so
     differs: str = ""
 
 
@@ -78,7 +78,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def what_differs(configs: Sequence[Mapping[str, Any]]) -> str:
+def keys_that_differ(configs: Sequence[Mapping[str, Any]]) -> str:
     """Return the keys in which runs differ, for a line under the title."""
     found = differing(configs)
     if not found:
@@ -97,11 +97,16 @@ def in_common(titles: Sequence[str]) -> str:
 def looks_of(number: int) -> list[dict[str, Any]]:
     """Return a colour and a line for each of some runs, told apart in grey as well."""
     colours = cycle(mpl.rcParams["axes.prop_cycle"].by_key().get("color", ["black"]))
-    lines = cycle(_LINES)
+    lines = cycle(LINES)
     return [
         {"color": colour, "linestyle": line}
         for _, colour, line in zip(range(number), colours, lines, strict=False)
     ]
+
+
+def with_looks(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield each run with its colour and line."""
+    return zip(runs, looks_of(len(runs)), strict=True)
 
 
 def compared_figure(
@@ -141,7 +146,7 @@ def add_legend(
 ) -> None:
     """Put a row for each run between the title and the panels."""
     handles = []
-    for run, look in zip(runs, looks_of(len(runs)), strict=True):
+    for run, look in with_looks(runs):
         told = facts(run.tables)
         label = f"{run.label}: {told}" if told else run.label
         handles.append(Line2D([], [], linewidth=2.0, label=label, **look))

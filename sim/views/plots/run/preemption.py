@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.views.plots import style
-from sim.views.plots.curves import NUM_PIXEL_COLUMNS
-from sim.views.plots.tables import column, words
+from sim.views.plots.run.curves import NUM_PIXEL_COLUMNS
+from sim.views.plots.run.tables import column, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.views.plots.binning import Floats
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 MAX_BARS = 90
 _BAR_WIDTHS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -72,8 +72,8 @@ def bar_width_s(stop_s: float) -> float:
 def bar_edges_s(stop_s: float) -> Floats:
     """Return the borders of the bars in seconds, the last one the end of the run.
 
-    The last bar is as wide as what is left. Less than half a bar is not a bar of its
-    own, for a single preemption would tower in it, but widens the one before.
+    The last bar is as wide as the rest. Less than half a bar is not a bar of its own,
+    for a single preemption would tower in it, but widens the one before.
     """
     width_s = bar_width_s(stop_s)
     num_bars = max(int(stop_s / width_s + 0.5), 1)

@@ -12,7 +12,7 @@ from sim.results.recording.usage import mean_between
 from sim.results.summary.rows import layers_in_words
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
-from sim.views.plots.tables import column
+from sim.views.plots.run.tables import column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 _GROUP_LOOKS = tuple(
     (colour, hatch)
@@ -38,11 +38,7 @@ NUM_MARKER_COLUMNS = 400
 @style.house_style
 def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the usage of the KV cache over time, with the preemptions on it."""
-    facts = tables.facts(
-        kv_cache_usage_mean="mean {:.1%}",
-        kv_cache_usage_max="max {:.1%}",
-        num_preemptions="{:,.0f} preemptions",
-    ).replace("%", " %")
+    facts = facts_of_usage(tables)
     title = f"KV cache usage: {facts}" if facts else "KV cache usage"
     panels = style.new_panels(tables, title, right=0.91, on=on)
     (axes,) = panels.axes
@@ -64,6 +60,15 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     return panels.figure
 
 
+def facts_of_usage(tables: Tables) -> str:
+    """Return mean and largest usage, and preemptions, in words."""
+    return tables.facts(
+        kv_cache_usage_mean="mean {:.1%}",
+        kv_cache_usage_max="max {:.1%}",
+        num_preemptions="{:,.0f} preemptions",
+    ).replace("%", " %")
+
+
 def _top_percent(tables: Tables) -> float:
     """Return the end of the axis: all blocks, but where kinds would be lost in it."""
     if tables.groups is None or not tables.has_steps:
@@ -73,7 +78,7 @@ def _top_percent(tables: Tables) -> float:
 
 
 def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
-    """Stack what each kind of KV cache group holds, below the whole."""
+    """Stack the blocks of each kind of KV cache group, below the whole."""
     num_blocks = tables.number("num_gpu_blocks")
     kinds = tables.summary.get("kv_cache_groups")
     if not num_blocks or not kinds:
@@ -155,12 +160,11 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     block_size = tables.block_size
     if not tables.has_steps or not block_size:
         return _no_fragmentation(tables, on)
-    totals = tables.curves.totals
-    room = totals["capacity_tokens"].mean_over_time
-    stored = totals["num_physical_tokens"].mean_over_time
-    empty = (room - stored) / (room or 1.0)
-    title = f"Fragmentation: {empty:.2%} of the token slots of blocks in use are empty"
-    is_shared = totals["is_shared"].high > 0.0
+    title = (
+        f"Fragmentation: {empty_share(tables):.2%} of the token slots of blocks in use "
+        f"are empty"
+    )
+    is_shared = tables.curves.totals["is_shared"].high > 0.0
     heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
     panels = style.new_panels(tables, title.replace("%", " %"), heights, on=on)
     _draw_tokens(panels.axes[0], tables, block_size, is_shared=is_shared)
@@ -172,8 +176,16 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     return panels.figure
 
 
+def empty_share(tables: Tables) -> float:
+    """Return the share of the token slots of blocks in use that are empty."""
+    totals = tables.curves.totals
+    room = totals["capacity_tokens"].mean_over_time
+    stored = totals["num_physical_tokens"].mean_over_time
+    return (room - stored) / (room or 1.0)
+
+
 def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) -> None:
-    """Draw a percentage's envelope and mean; `look` is what it says and its fill."""
+    """Draw a percentage's envelope and mean; `look` is its label and its fill."""
     says, fill = look
     percent = tables.curves.pixels[name]
     style.draw_band(axes, percent, fill, f"{says}, min to max")

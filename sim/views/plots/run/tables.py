@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.results.tables.steps import FrameSteps
 from sim.views.plots.binning import end_s
-from sim.views.plots.curves import curves_of
+from sim.views.plots.run.curves import curves_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.results.run import Results
     from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats
-    from sim.views.plots.curves import Curves
+    from sim.views.plots.run.curves import Curves
 
 
 def column(table: pd.DataFrame | Mapping[str, Any], name: str) -> Floats:

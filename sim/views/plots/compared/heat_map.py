@@ -12,18 +12,18 @@ from matplotlib.ticker import FuncFormatter
 
 from sim.config.plug import did_you_mean
 from sim.results.summary.compared import short_names, short_value
+from sim.views.plots.compared.sweep_runs import NotShownError
 from sim.views.plots.style import house_style, margins, short_number, titled_figure
-from sim.views.plots.sweeps.table import NotShownError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.views.plots.sweeps.table import SweepRuns
+    from sim.views.plots.compared.sweep_runs import SweepRuns
 
 METRICS = ("p95_ttft_ms", "p99_ttft_ms")
-"""What the cells hold unless a number is named: the first that the runs have."""
+"""Numbers of the cells unless one is named: the first that the runs have."""
 MAX_PANELS = 4
 _COLOURS = "cividis"
 _MAX_ACROSS = 8

@@ -14,18 +14,19 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from sim.results.schema import OF_REQUESTS
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
-from sim.views.plots.curves import NUM_PIXEL_COLUMNS
-from sim.views.plots.latency import served_values
-from sim.views.plots.memory import NUM_MARKER_COLUMNS
-from sim.views.plots.preemption import bar_edges_s, bar_width_s
-from sim.views.plots.runs import (
+from sim.views.plots.compared.runs import (
     coarser,
     compared_figure,
     draw_curve,
     latest_s,
     looks_of,
+    with_looks,
 )
-from sim.views.plots.tables import column
+from sim.views.plots.run.curves import NUM_PIXEL_COLUMNS
+from sim.views.plots.run.latency import served_values
+from sim.views.plots.run.memory import NUM_MARKER_COLUMNS, empty_share, facts_of_usage
+from sim.views.plots.run.preemption import bar_edges_s, bar_width_s
+from sim.views.plots.run.tables import column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from sim.results.schema import Latency
     from sim.views.plots.binning import Envelope, Floats
-    from sim.views.plots.runs import Run
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.compared.runs import Run
+    from sim.views.plots.run.tables import Tables
 
 
 _COLUMNS_A_POINT, _COARSE_COLUMNS = 4, 7
@@ -48,11 +49,11 @@ def kv_cache_usage(runs: Sequence[Run]) -> Figure:
     """Draw the mean usage of the KV cache over time, and a tick for each preemption."""
     heights = (4.5, 0.5 + 0.17 * len(runs))
     panels = compared_figure(
-        runs, "KV cache usage, and preemptions", heights, _facts_of_usage
+        runs, "KV cache usage, and preemptions", heights, facts_of_usage
     )
     usage, ticks = panels.axes
     stop_s = latest_s(runs)
-    for i, (run, look) in enumerate(zip(runs, looks_of(len(runs)), strict=True)):
+    for i, (run, look) in enumerate(with_looks(runs)):
         if run.tables.has_steps:
             envelope = run.tables.curves.state["kv_cache_usage_percent"]
             _draw_mean(usage, envelope, _COLUMNS_A_POINT, stop_s, look)
@@ -64,14 +65,6 @@ def kv_cache_usage(runs: Sequence[Run]) -> Figure:
     ticks.grid(visible=False, axis="y")
     style.set_time_axis(ticks, stop_s)
     return panels.figure
-
-
-def _facts_of_usage(tables: Tables) -> str:
-    return tables.facts(
-        kv_cache_usage_mean="mean {:.1%}",
-        kv_cache_usage_max="max {:.1%}",
-        num_preemptions="{:,.0f} preemptions",
-    ).replace("%", " %")
 
 
 def _draw_mean(
@@ -108,7 +101,7 @@ def queues(runs: Sequence[Run]) -> Figure:
         runs, "Requests in each queue", (1.0, 1.0), _facts_of_queues
     )
     stop_s = latest_s(runs)
-    for run, look in zip(runs, looks_of(len(runs)), strict=True):
+    for run, look in with_looks(runs):
         if not run.tables.has_steps:
             continue
         for axes, name in zip(panels.axes, ("num_running", "num_waiting"), strict=True):
@@ -138,7 +131,7 @@ def preemptions(runs: Sequence[Run]) -> Figure:
     panels = compared_figure(runs, "Preemptions", (1.2, 1.0), _facts_of_preemptions)
     total, rate = panels.axes
     stop_s = latest_s(runs)
-    for run, look in zip(runs, looks_of(len(runs)), strict=True):
+    for run, look in with_looks(runs):
         time_s = np.sort(column(run.tables.preemptions, "time_s"))
         _draw_total(total, time_s, stop_s, look)
         edges_s = bar_edges_s(stop_s)
@@ -182,7 +175,7 @@ def steps(runs: Sequence[Run]) -> Figure:
     panels = compared_figure(runs, title, (1.0, 1.0), _facts_of_steps)
     latency, batch = panels.axes
     stop_s = latest_s(runs)
-    for run, look in zip(runs, looks_of(len(runs)), strict=True):
+    for run, look in with_looks(runs):
         if not run.tables.has_steps:
             continue
         curves = run.tables.curves
@@ -247,7 +240,7 @@ def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Latency) -> None:
     if not every.size:
         axes.set_xlabel(f"{metric.meaning} (s)")
         return
-    scale, unit = (1e3, "ms") if float(np.quantile(every, 0.9)) < 2.0 else (1.0, "s")
+    scale, unit = style.latency_unit(every)
     for known, look in zip(values, looks_of(len(runs)), strict=True):
         if known.size:
             style.draw_cdf(axes, known * scale, linewidth=1.5, **look)
@@ -262,7 +255,7 @@ def fragmentation(runs: Sequence[Run]) -> Figure:
     panels = compared_figure(runs, title, (1.0,), _facts_of_fragmentation)
     (axes,) = panels.axes
     stop_s, top = latest_s(runs), 0.0
-    for run, look in zip(runs, looks_of(len(runs)), strict=True):
+    for run, look in with_looks(runs):
         if not run.tables.has_steps or not run.tables.block_size:
             continue
         percent = run.tables.curves.pixels["empty_percent"]
@@ -275,16 +268,13 @@ def fragmentation(runs: Sequence[Run]) -> Figure:
 
 
 def _facts_of_fragmentation(tables: Tables) -> str:
-    totals = tables.curves.totals if tables.has_steps else {}
-    if not totals or not tables.block_size:
+    if not tables.has_steps or not tables.block_size:
         return "not known"
-    room = totals["capacity_tokens"].mean_over_time
-    stored = totals["num_physical_tokens"].mean_over_time
-    return f"{(room - stored) / (room or 1.0):.2%} of the slots".replace("%", " %")
+    return f"{empty_share(tables):.2%} of the slots".replace("%", " %")
 
 
 class OverlayFigure(Protocol):
-    """Draws several runs; its docstring's first line says what."""
+    """Draws several runs; its docstring's first line is the legend."""
 
     def __call__(self, runs: Sequence[Run]) -> Figure:
         """Draw."""

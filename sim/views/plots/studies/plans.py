@@ -72,7 +72,7 @@ def load_points(each: Plan, name: str) -> dict[float, list[float]]:
 
 @style.house_style
 def capacity_curves(plan: Plan) -> Figure:
-    """Draw what each candidate's objectives come to at growing rates."""
+    """Draw the values of each candidate's objectives at growing rates."""
     found = [each for each in plan["candidates"] if "rate" in each]
     best = max(found, key=lambda each: each["rate"]["value"])
     figure = style.titled_figure(
@@ -306,7 +306,9 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
         gpu = next(
             c["gpu"] for c in plan["candidates"] if c["name"] == point["candidate"]
         )
-        plain = "o" if point["on_front"] else "s"
+        shape = "o" if point["on_front"] else "s"
+        if shapes:  # candidates with one router have the first
+            shape = shapes[point.get("router", next(iter(shapes)))]
         axes.errorbar(
             point["cost_per_hour"],
             point["latency_ms"],
@@ -314,7 +316,7 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
                 [point["latency_ms"] - point["latency_low_ms"]],
                 [point["latency_high_ms"] - point["latency_ms"]],
             ],
-            fmt=_shape_of(point, shapes) if shapes else plain,
+            fmt=shape,
             color=colour,
             markersize=(6 if point["on_front"] else 4) + 2 * bool(shapes),
             label=None if shapes or gpu in gpus else gpu,
@@ -362,11 +364,6 @@ def _shapes(plan: Plan) -> dict[str, str]:
     }
 
 
-def _shape_of(point: Plan, shapes: Mapping[str, str]) -> str:
-    """Return the shape of a point; candidates with one router have the first."""
-    return shapes[point.get("router", next(iter(shapes)))]
-
-
 def _text_of(point: Plan) -> str:
     """Return replicas and ranks: ``6 x tp1``."""
     parts = [part for part in point["candidate"].split("_") if part.startswith("tp")]
@@ -386,7 +383,7 @@ def _name_point(axes: Axes, point: Plan) -> None:
 
 @style.house_style
 def tornado(plan: Plan) -> Figure:
-    """Draw what each change does to the highest rate of the cheapest candidates."""
+    """Draw the effect of each change on the highest rate of the cheapest candidates."""
     names = list(plan["sensitivity"])[:_MAX_MODELS]
     heads = {name: fill(labels(plan)[name], _BARS_CHARACTERS) for name in names}
     best = [_largest_effect(plan["sensitivity"][name]["effects"]) for name in names]

@@ -1,4 +1,4 @@
-"""The figure of a tier behind the pool: what it holds, moves and spares."""
+"""The figures of a tier behind the pool: its chunks, its link, prompts it spares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.results.recording.transfers import LOADS
 from sim.views.plots import style
-from sim.views.plots.tables import column, words
+from sim.views.plots.run.tables import column, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.views.plots.binning import Floats
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 _NUM_BINS = 120
 _SOURCES = (
@@ -34,7 +34,7 @@ def has_tier(tables: Tables) -> bool:
 
 @style.house_style
 def tier(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
-    """Draw what the tier holds, what the link moves, and where prompts come from."""
+    """Draw the chunks of the tier, the traffic of its link, and sources of prompts."""
     facts = tables.facts(
         num_tier_chunks="{:,.0f} chunks",
         cpu_cache_usage_mean="{:.0%} used on average",

@@ -1,4 +1,4 @@
-"""Figures of traffic: when requests come, how long they are, what they share.
+"""Figures of traffic: arrivals of requests, their lengths, their shared prefixes.
 
 `draw_traffic` writes those that a workload has something for.
 """
@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sim.views.plots import style
 from sim.views.plots.output import write_pngs
-from sim.views.plots.tables import singular
+from sim.views.plots.run.tables import singular
 from workloads.analysis.description import window_counts
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _draw_cdf(axes: Axes, values: Ints, label: str, colour: str) -> None:
 
 @style.house_style
 def sharing(title: str, description: Description) -> Figure:
-    """Draw what an infinite cache finds of each prompt, and how it warms up."""
+    """Draw the part of each prompt that an infinite cache finds, and its warm-up."""
     found = description.sharing[-1]
     statistics = found.statistics
     figure = style.titled_figure(

@@ -1,4 +1,4 @@
-"""Figures of a validation: what was measured, with what was predicted laid over it."""
+"""Figures of a validation: predictions laid over the measurement."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sim.views.plots.style import (
     ORANGE,
     VERMILLION,
     house_style,
+    latency_unit,
     legend_above,
     plain_number,
     say,
@@ -126,7 +127,7 @@ def latencies(validation: Validation) -> Figure:
         if not theirs.size:
             say(axes, "nothing measured")
             continue
-        scale, unit = (1e3, "ms") if np.quantile(theirs, 0.9) < 2.0 else (1.0, "s")
+        scale, unit = latency_unit(theirs)
         for values, looks in ((theirs, MEASURED), (ours, PREDICTED)):
             x, share = cdf_points(values * scale, NUM_CDF_POINTS)
             style = "--" if looks is PREDICTED else "-"
@@ -161,7 +162,7 @@ def per_request(validation: Validation) -> Figure:
         if not rows.any():
             say(axes, "nothing measured")
             continue
-        scale, unit = (1e3, "ms") if np.quantile(theirs[rows], 0.9) < 2.0 else (1, "s")
+        scale, unit = latency_unit(theirs[rows])
         groups = [(rows, BLUE, "o", "requests")]
         if judged is not None:
             groups = [

@@ -1,6 +1,6 @@
 """Figures over load: preemptions, usage of the cache, swapping, goodput.
 
-Lines are one for each value of a key, with what seeds do as a band.
+Lines are one for each value of a key, with the range of its seeds as a band.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sim.results.metrics import USAGE_PERCENTILES
 from sim.results.schema import OF_REQUESTS
 from sim.results.summary.compared import short_names
 from sim.views.plots import style
-from sim.views.plots.runs import looks_of
+from sim.views.plots.compared.runs import LINES, looks_of
+from sim.views.plots.compared.sweep_runs import PREEMPTION_RATE, NotShownError
 from sim.views.plots.style import margins, titled_figure
-from sim.views.plots.sweeps.table import PREEMPTION_RATE, NotShownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.views.plots.binning import Floats
-    from sim.views.plots.sweeps.table import SweepRuns
+    from sim.views.plots.compared.sweep_runs import SweepRuns
 
 
 MAX_SERIES = 16
 _MARKERS = "osD^vPX*"
-_LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
 
 @dataclass(frozen=True)
 class Series:
     """One line."""
 
-    label: str  # what tells it apart
+    label: str  # tells it apart
     look: Mapping[str, Any]  # colour, line and marker
     rows: pd.DataFrame  # its runs: of each load all seeds
     x: pd.Series[float]  # of each row, where it is drawn
@@ -56,7 +55,7 @@ class Series:
 
 
 def load_of(runs: SweepRuns) -> tuple[pd.Series[float], str]:
-    """Return the load of each run, and what its axis is called.
+    """Return the load of each run, and the label of its axis.
 
     Requests a second where the runs have that: the mean of the seeds of each load, so
     that they stand above each other.
@@ -88,7 +87,10 @@ def series_of(runs: SweepRuns, colour_by: str | None = None) -> list[Series]:
     names = short_names(keys)
     return [
         Series(
-            _label(names, dict(zip(keys, values, strict=True)), rows),
+            ", ".join(
+                _part(names, key, value, rows)
+                for key, value in zip(keys, values, strict=True)
+            ),
             look,
             rows,
             x[rows.index],
@@ -97,12 +99,6 @@ def series_of(runs: SweepRuns, colour_by: str | None = None) -> list[Series]:
             groups, _looks([v for v, _ in groups]), strict=True
         )
     ]
-
-
-def _label(
-    names: Mapping[str, str], values: Mapping[str, Any], rows: pd.DataFrame
-) -> str:
-    return ", ".join(_part(names, key, value, rows) for key, value in values.items())
 
 
 def _part(names: Mapping[str, str], key: str, value: Any, rows: pd.DataFrame) -> str:
@@ -122,21 +118,17 @@ def _part(names: Mapping[str, str], key: str, value: Any, rows: pd.DataFrame) ->
 
 def _looks(groups: Sequence[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Yield a colour and a marker for each first value, a line for each of the rest."""
-    firsts = list(dict.fromkeys(map(_hashed, (each[0] for each in groups))))
-    rests = list(dict.fromkeys(map(_hashed, (each[1:] for each in groups))))
+    # Told apart by their texts, as NaN is not equal to itself.
+    firsts = list(dict.fromkeys(repr(each[0]) for each in groups))
+    rests = list(dict.fromkeys(repr(each[1:]) for each in groups))
     colours = [look["color"] for look in looks_of(len(firsts))]
     for first, *rest in groups:
-        place = firsts.index(_hashed(first))
+        place = firsts.index(repr(first))
         yield {
             "color": colours[place],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "linestyle": _LINES[rests.index(_hashed(tuple(rest))) % len(_LINES)],
+            "linestyle": LINES[rests.index(repr(tuple(rest))) % len(LINES)],
         }
-
-
-def _hashed(value: Any) -> str:
-    """Return a text by which values are told apart; NaN is not equal to itself."""
-    return repr(value)
 
 
 def panels_over_load(
@@ -173,23 +165,23 @@ def draw_series(axes: Axes, each: Series, name: str) -> None:
     )
 
 
-def legend_right_below(figure: Figure, num_rows: int = 1) -> None:
+def legend_right_below(figure: Figure) -> None:
     """Put one legend for all panels under the title, in rows; make room for it."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if not handles:
         return
-    columns = -(-len(handles) // max(num_rows, 1))
+    columns = min(len(handles), 6)
     figure.legend(
         handles,
         labels,
         loc="upper left",
         bbox_to_anchor=(0.0165, 0.912),
-        ncols=min(columns, 6),
+        ncols=columns,
         borderaxespad=0.0,
         handlelength=2.6,
         columnspacing=1.4,
     )
-    rows = -(-len(handles) // min(columns, 6))
+    rows = -(-len(handles) // columns)
     make_room(figure, 0.885 - 0.031 * rows)
 
 

@@ -1,4 +1,4 @@
-"""Figures of the step loop: queues over time, what steps cost and hold."""
+"""Figures of the step loop: queues over time, latency of steps and their batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 LOG_FROM_RATIO = 50.0
 """Step latencies that differ by more than this are drawn on a logarithmic scale."""
@@ -61,13 +61,10 @@ def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     style.set_count_axis(upper, "running (requests)")
     style.set_count_axis(lower, "waiting (requests)")
     panels.set_time_axes(tables.stop_s)
-    style.legend_above(upper, [*_handles(upper), *absent])
+    handles = upper.get_legend_handles_labels()[0]
+    style.legend_above(upper, [*handles, *absent])
     style.legend_above(lower)
     return panels.figure
-
-
-def _handles(axes: Axes) -> list[Artist]:
-    return list(axes.get_legend_handles_labels()[0])
 
 
 def _draw_queue(

@@ -21,7 +21,7 @@ _PANEL = {"left": 0.075, "right": 0.975, "bottom": 0.09}
 
 @style.house_style
 def prefix_hits(report: PrefixReport) -> Figure:
-    """Draw the hit rate of LRU, and what bounds it, by the size of the cache."""
+    """Draw the hit rate of LRU, and its bounds, by the size of the cache."""
     figure = style.titled_figure(_title(report), report.title)
     top = 0.8 if report.memory is None else 0.755
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL | {"top": top}).flat
@@ -125,7 +125,7 @@ def _mark_answer(axes: Axes, report: PrefixReport) -> None:
 
 
 def _draw_simulated(axes: Axes, report: PrefixReport) -> None:
-    """Draw what runs found: in the pool, and with the host behind it."""
+    """Draw the hit rates of runs: in the pool, and with the host behind it."""
     runs = report.simulated
     looks: dict[str, Any] = {
         "linestyle": "none",

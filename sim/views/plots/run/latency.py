@@ -9,7 +9,7 @@ import numpy as np
 from sim.results.metrics import is_served
 from sim.results.schema import OF_REQUESTS
 from sim.views.plots import style
-from sim.views.plots.tables import column, words
+from sim.views.plots.run.tables import column, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sim.results.schema import Latency
     from sim.views.plots.binning import Floats
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 _MARKS = {50: ("o", style.YELLOW), 95: ("s", style.ORANGE), 99: ("^", style.VERMILLION)}
 
@@ -63,7 +63,7 @@ def _draw_cdf(axes: Axes, tables: Tables, metric: Latency, values: Floats) -> No
         style.say(axes, "No finished request\nwith this latency")
         axes.set_xlabel(f"{metric.meaning} (s)")
         return
-    scale, unit = (1e3, "ms") if float(np.quantile(values, 0.9)) < 2.0 else (1.0, "s")
+    scale, unit = style.latency_unit(values)
     looks = {"color": style.BLUE, "linewidth": 1.6}
     x = style.draw_cdf(axes, values * scale, **looks)
     _mark_percentiles(axes, tables, metric, values, scale)

@@ -15,7 +15,7 @@ from sim.results.summary.objectives import parse_objectives
 from sim.results.summary.verdict import limits_ms_of
 from sim.studies.sweeps.directory import RUNS, SPEC
 from sim.studies.sweeps.spec import SweepSpec
-from sim.views.plots.runs import in_common
+from sim.views.plots.compared.runs import in_common
 from workloads.plain import parse_yaml, read_mapping
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ PREEMPTION_RATE: Final = "preemptions_per_100_requests"
 
 
 class NotShownError(UserError):
-    """A figure that these runs cannot fill: what is missing, and the remedy."""
+    """Refuses a figure that these runs cannot fill, with the remedy."""
 
 
 @dataclass(frozen=True)
 class SweepRuns:
     """Runs that are done."""
 
-    title: str  # what all runs have in common
+    title: str  # of all runs: the parts that they have in common
     # a row for each run: the varied keys, ``seed``, the numbers of its summary, and
     # `PREEMPTION_RATE`
     frame: pd.DataFrame
@@ -100,7 +100,7 @@ class SweepRuns:
         return f"{most} seeds" if least == most else f"up to {most} seeds"
 
     def about(self, seeds: str) -> str:
-        """Return a line for below the title: what, how many seeds, what is missing."""
+        """Return a line for below the title: of the runs, their seeds, missing ones."""
         parts = [self.title]
         if self.seeds:
             parts.append(seeds.format(self.seeds))

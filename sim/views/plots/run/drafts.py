@@ -1,4 +1,4 @@
-"""The figure of draft tokens: what becomes of them under load, and what they hold."""
+"""The figure of draft tokens: their acceptance, time and blocks by load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sim.results.tables.steps import StepTable
     from sim.views.plots.binning import Floats
-    from sim.views.plots.tables import Tables
+    from sim.views.plots.run.tables import Tables
 
 _NUM_BINS = 24
 """Loads that are told apart: between the fewest and the most verifications."""
@@ -55,7 +55,7 @@ def has_drafts(tables: Tables) -> bool:
 
 
 def verifies(steps: StepTable) -> bool:
-    """Whether steps say what became of draft tokens."""
+    """Whether steps have the columns of draft tokens."""
     return set(schema.DRAFT_STEPS) <= set(steps.kinds)
 
 
