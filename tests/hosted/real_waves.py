@@ -23,6 +23,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import DP_SYNC_INTERVAL
+from sim.scheduler.v1.connectors.base import TransferReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -184,8 +185,9 @@ class RankScheduler:
 
     pause_state = PauseState.UNPAUSED
 
-    def __init__(self, env: simpy.Environment, hosted: Any) -> None:
-        self._env, self._hosted = env, hosted
+    def __init__(self, env: simpy.Environment, hosted: Any, pull_s: float) -> None:
+        self._env, self._hosted, self._pull_s = env, hosted, pull_s
+        self._pulling: deque[tuple[float, Request]] = deque()
         self._theirs = hosted.engine.scheduler
         self._sample = sampler_for(hosted)
         self._num_steps = 0
@@ -202,12 +204,24 @@ class RankScheduler:
         self._num_steps += 1
         return SimpleNamespace(
             ours=output,
+            report=self._worked(),
             number=self._num_steps,
             total_num_scheduled_tokens=sum(
                 self._hosted._step.num_scheduled_tokens.values()
             ),
             pending_structured_output_tokens=False,
         )
+
+    def _worked(self) -> TransferReport:
+        """Begin the pulls that a call asks for; return what is seen to have ended."""
+        now_s, pulling = self._env.now, self._pulling
+        for pull in getattr(getattr(self._hosted, "transfers", None), "pulls", ()):
+            if pull.waits:
+                pulling.append((now_s + self._pull_s, pull.request))
+        moved = []
+        while pulling and pulling[0][0] <= now_s:
+            moved.append(pulling.popleft()[1])
+        return TransferReport(moved=moved)
 
     def get_grammar_bitmask(self, output: Any) -> None:
         del output
@@ -216,6 +230,8 @@ class RankScheduler:
         del model_output
         finished = self._sample(output.ours, output.number, self._env.now)
         self._hosted.update(finished)
+        if hasattr(self._hosted, "receive"):
+            self._hosted.receive(output.report)
         for request in finished:
             self.ends_s[request.request_id] = self._env.now
         return {}
@@ -258,6 +274,8 @@ class RealRanks:
         The scheduler of each.
     ahead
         Whether they schedule a step ahead.
+    pull_s
+        How long blocks are read from prefillers, where these are decoders.
 
     Attributes
     ----------
@@ -265,14 +283,16 @@ class RealRanks:
         That the coordinator began.
     """
 
-    def __init__(self, hosted: Sequence[Any], *, ahead: bool) -> None:
+    def __init__(
+        self, hosted: Sequence[Any], *, ahead: bool, pull_s: float = 0.0
+    ) -> None:
         self.env = env = simpy.Environment()
         self.gpus = Gpus(env, len(hosted))
         self.num_waves = 0
         self._asks = AllReduce(env, len(hosted))
         self._to_coordinator = Inbox(env)
         self._inboxes = [Inbox(env) for _ in hosted]
-        self.schedulers = [RankScheduler(env, each) for each in hosted]
+        self.schedulers = [RankScheduler(env, each, pull_s) for each in hosted]
         self._actors: list[Actor] = []
         for rank in range(len(hosted)):
             loop = self._core(rank, len(hosted), ahead=ahead)

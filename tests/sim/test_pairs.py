@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.v1.specs import KVCacheLayout
+from sim.engine.group_sampling import sampler_for
 from sim.errors import ConfigError, SchedulerError
+from sim.scheduler.v1.connectors.base import TransferReport
 from sim.scheduler.v1.connectors.exchange import Exchange
 from sim.scheduler.v1.connectors.pulling import ConsumerConnector
 from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
@@ -18,6 +20,7 @@ from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
 from sim.scheduler.v1.settings import Settings
 from sim.studies.conformance import PairDriver, driver_of
 from sim.studies.conformance.conform import Comparison, Coverage
+from sim.studies.conformance.driver import make_scheduler, requests_of
 from sim.studies.conformance.random_pairs import (
     random_pair_workload,
     random_pools_workload,
@@ -328,3 +331,34 @@ def test_mistakes_are_a_line() -> None:
         Settings(**limits, kv_transfer=one, engine_version="0.32")
     with pytest.raises(SchedulerError, match="kv_load_failure_policy must be one of"):
         KVTransferSettings(KVRole.CONSUMER, kv_load_failure_policy="retry")
+
+
+def test_a_last_one_that_gives_itself_up_beside_a_load_is_not_the_end() -> None:
+    """Ten blocks: seven are of a prompt that has been read, and wait for their turn."""
+    config = {
+        **{"block_size": 8, "num_gpu_blocks": 11, "max_num_seqs": 1},
+        **{"max_num_batched_tokens": 64, "max_model_len": 64},
+        "enable_prefix_caching": False,
+        "kv_transfer": {"kv_role": "kv_consumer"},
+    }
+    raw = [
+        {"id": name, "arrival_step": 0, "prompt": [[seed, length]], "output_len": 40}
+        | {"out_seed": 7}
+        for seed, (name, length) in enumerate((("own", 13), ("read", 50)), 100)
+    ]
+    workload = as_workload("gives up", "0.33.0", config, raw)
+    scheduler = make_scheduler(workload)
+    sample = sampler_for(scheduler)
+    own, read = requests_of(workload).values()
+    read.kv_transfer_params = {"do_remote_prefill": True, "remote_block_ids": ([1],)}
+    scheduler.add_request(read)
+    for step in range(40):
+        output = scheduler.schedule(float(step))
+        if step == 0:
+            scheduler.add_request(own)
+        scheduler.update(sample(output, step, float(step)))
+        scheduler.receive(TransferReport(moved=[read] if step == 3 else []))
+        if output.preemptions:
+            break
+    assert (output.scheduled, output.stuck) == ([], False)
+    assert scheduler.schedule(41.0).scheduled == [read]

@@ -261,6 +261,8 @@ class Steps(ABC):
     def _note_if_empty(self, step: int) -> None:
         """Note a step without tokens, unless what is to come may change that."""
         if self.shape[0] or self.shape[3]:
+            if self._pace is not None:  # others' wave took it on
+                self._owner.empty_steps.are_vain = False
             return
         output, owner = self._output(), self._owner
         owner.is_alone = False

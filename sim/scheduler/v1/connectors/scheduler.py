@@ -157,6 +157,8 @@ class ConnectorScheduler(Scheduler):
 
     def output(self, shape: Shape) -> SchedulerOutput:
         output = super().output(shape)
+        if self.preemptions and self.waiting.holding:
+            output.stuck = False  # what has loaded may go on in the next call
         failed, self.failed = self.failed, []
         return replace(output, ignored=failed) if failed else output
 
