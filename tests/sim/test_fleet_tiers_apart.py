@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.fleet.network import Network
+from sim.results.recording.transfers import transfer_rows
 from sim.simulation.run import Simulation
+from sim.views.plots.tables import Tables
+from sim.views.plots.tiers import by_source, tier_ttft
 from tests.shared import shared
 from tests.sim.test_fleet_pairs import (
     checked,
@@ -73,6 +76,23 @@ def test_prefillers_load_prompts_from_their_tier(ahead: bool) -> None:
     assert summary["transfers"]["num_transfers"] == 36
     loaded = results.requests["num_loaded_tokens"]  # at prefillers, which have no rows
     assert loaded.sum() == loads["num_tokens"].sum()
+
+
+def test_figures_tell_loads_from_what_decoders_read() -> None:
+    """A decoder's row has all of its prompt found, wherever it came from."""
+    results = sessions_of(tiered(0), enable_prefix_caching=False).run()
+    requests, summary = results.requests, results.summary
+    loaded = requests["num_loaded_tokens"].sum()
+    sources = by_source(requests)
+    assert [*sources] == ["found on a GPU or computed", "loaded from the host"]
+    assert sources["loaded from the host"].sum() == loaded
+    assert sum(map(sum, sources.values())) == requests["num_prompt_tokens"].sum()
+    figure = tier_ttft(Tables.of(results))
+    assert f"{summary['loaded_blocks']:,} blocks loaded" in figure.texts[0].get_text()
+    assert loaded < summary["external_prefix_cache_hits"]
+    assert dict(transfer_rows(summary))["CPU tier"].startswith(
+        f"{summary['loaded_blocks']:,} blocks loaded; "
+    )
 
 
 @pytest.mark.parametrize("first", [False, True])

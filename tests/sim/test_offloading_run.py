@@ -159,7 +159,7 @@ def test_figures_show_what_a_tier_moved() -> None:
     begin_s, end_s, sizes = np.array([0.0]), np.array([2.0]), np.array([8.0])
     moved = moved_bytes(begin_s, end_s, sizes, np.array([0.0, 0.5, 3.0]))
     assert moved.tolist() == [2.0, 6.0]
-    local, loaded, computed = by_source(tables)
+    local, loaded, computed = by_source(tables.requests).values()
     assert loaded.sum() > 0
     assert np.all(local + loaded + computed == tables.requests["num_prompt_tokens"])
 

@@ -13,6 +13,7 @@ from sim.views.plots.run.tables import column, words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     from sim.views.plots.run.tables import Tables
 
 _NUM_BINS = 120
-_SOURCES = (
-    ("found on the GPU", style.BLUE),
-    ("loaded from the host", style.GREEN),
-    ("computed", style.ORANGE),
-)
+_COLOURS = style.BLUE, style.GREEN, style.ORANGE
 
 
 def has_tier(tables: Tables) -> bool:
@@ -61,9 +58,11 @@ def tier(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
 @style.house_style
 def tier_ttft(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw TTFT by where most of a prompt came from."""
+    loaded = {"external_prefix_cache_hits": "{:,.0f} prompt tokens loaded"}
+    if is_apart(tables.requests):  # what decoders read are hits, too
+        loaded = {"loaded_blocks": "{:,.0f} blocks loaded"}
     facts = tables.facts(
-        external_prefix_cache_hits="{:,.0f} prompt tokens loaded",
-        loaded_link_utilisation="link busy {:.2%} of the time",
+        **loaded, loaded_link_utilisation="link busy {:.2%} of the time"
     )
     title = f"TTFT by source: {facts}" if facts else "TTFT by source"
     panels = style.new_panels(tables, title, on=on)
@@ -133,12 +132,14 @@ def _draw_sources(axes: Axes, tables: Tables, edges_s: Floats, unit_s: float) ->
     """Draw the shares of prompt tokens by where they came from, by first scheduling."""
     at_s = column(tables.requests, "first_scheduled_s")
     served = np.isfinite(at_s)
-    parts = np.array(by_source(tables))[:, served]
+    sources = by_source(tables.requests)
+    parts = np.array([values[served] for values in sources.values()])
     places = np.clip(np.searchsorted(edges_s, at_s[served]) - 1, 0, _NUM_BINS - 1)
     sums = np.array([np.bincount(places, each, _NUM_BINS) for each in parts])
     whole = np.maximum(sums.sum(axis=0), 1.0)
     low = np.zeros(_NUM_BINS)
-    for (label, colour), values in zip(_SOURCES, 100.0 * sums / whole, strict=True):
+    shares = 100.0 * sums / whole
+    for label, colour, values in zip(sources, _COLOURS, shares, strict=False):
         axes.bar(
             edges_s[:-1] / unit_s,
             values,
@@ -154,21 +155,41 @@ def _draw_sources(axes: Axes, tables: Tables, edges_s: Floats, unit_s: float) ->
     axes.set_ylim(0.0, 100.0)
 
 
-def by_source(tables: Tables) -> tuple[Floats, Floats, Floats]:
-    """Return tokens of each prompt found on the GPU, loaded, and computed."""
-    rows = tables.requests
-    loaded = np.minimum(
-        column(rows, "num_loaded_tokens"), column(rows, "num_cached_tokens")
+def is_apart(requests: pd.DataFrame | Mapping[str, Any]) -> bool:
+    """Whether these are requests of a fleet that prefills and decodes apart."""
+    return "num_transferred_tokens" in requests
+
+
+def by_source(requests: pd.DataFrame | Mapping[str, Any]) -> dict[str, Floats]:
+    """Return tokens of each prompt by where they came from.
+
+    Rows of a fleet that prefills and decodes apart are of decoders, which find what
+    they have read: there it is not told what a prefiller has found on its GPU.
+    """
+    num_tokens, loaded, cached = (
+        column(requests, f"num_{name}_tokens")
+        for name in ("prompt", "loaded", "cached")
     )
-    local = column(rows, "num_cached_tokens") - loaded
-    return local, loaded, column(rows, "num_prompt_tokens") - local - loaded
+    if is_apart(requests):
+        loaded = np.minimum(loaded, num_tokens)
+        return {
+            "found on a GPU or computed": num_tokens - loaded,
+            "loaded from the host": loaded,
+        }
+    loaded = np.minimum(loaded, cached)
+    return {
+        "found on the GPU": cached - loaded,
+        "loaded from the host": loaded,
+        "computed": num_tokens - cached,
+    }
 
 
 def _draw_ttft(axes: Axes, tables: Tables) -> None:
     """Draw TTFT by the source of most of a prompt."""
     ttft_s = column(tables.requests, "ttft_s")
-    most = np.argmax(by_source(tables), axis=0)
-    for place, (label, colour) in enumerate(_SOURCES):
+    sources = by_source(tables.requests)
+    most = np.argmax(np.array([*sources.values()]), axis=0)
+    for place, (label, colour) in enumerate(zip(sources, _COLOURS, strict=False)):
         values = ttft_s[(most == place) & np.isfinite(ttft_s)]
         if len(values):
             style.draw_cdf(axes, values, color=colour, label=f"mostly {label}")

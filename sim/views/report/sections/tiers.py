@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.results.recording.transfers import LOADS
-from sim.views.plots.run.tiers import moved_bytes
+from sim.views.plots.run.tiers import by_source, is_apart, moved_bytes
 from sim.views.report.charts import Axis, Chart, Line, Panel
 from sim.views.report.html import (
     Markup,
@@ -41,7 +41,6 @@ _REQUESTS: Final = (
     "first_token_s",
     "ttft_s",
 )
-_SOURCES: Final = ("found on the GPU", "loaded", "computed")
 
 
 class _Tiers(NamedTuple):
@@ -66,7 +65,8 @@ def show_tiers(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
         if copies is None or held is None:
             yield paragraph(f"{run.label}: nothing behind the pool", class_="note")
         else:
-            requests = run.folder.columns("requests", _REQUESTS)
+            more = ("num_transferred_tokens",) if "ttft_split" in run.summary else ()
+            requests = run.folder.columns("requests", (*_REQUESTS, *more))
             shown.append(_Tiers(run, copies, held, requests))
     clock = Clock.of(runs)
     usage = tuple(line for each in shown for line in _usage(runs, each, clock))
@@ -151,14 +151,14 @@ def _moved(runs: Sequence[Run], tiers: _Tiers, clock: Clock) -> Iterator[Line]:
 def _found(runs: Sequence[Run], tiers: _Tiers, clock: Clock) -> Line:
     """Return the share of prompt tokens that were loaded over time."""
     run = tiers.run
-    parts = _parts(tiers.requests)
+    parts = by_source(tiers.requests)
     at_s = tiers.requests["first_scheduled_s"]
     served = np.isfinite(at_s)
     edges_s = np.linspace(0.0, run.steps.stop_s, _NUM_BINS // 4 + 1)
     places = np.clip(np.searchsorted(edges_s, at_s[served]) - 1, 0, len(edges_s) - 2)
     sums = [
         np.bincount(places, each[served], len(edges_s) - 1)
-        for each in (parts[1], parts[0] + parts[1] + parts[2])
+        for each in (parts["loaded from the host"], np.sum([*parts.values()], axis=0))
     ]
     share = np.where(sums[1] > 0, sums[0] / np.maximum(sums[1], 1.0), np.nan)
     return Line(
@@ -170,18 +170,13 @@ def _found(runs: Sequence[Run], tiers: _Tiers, clock: Clock) -> Line:
     )
 
 
-def _parts(requests: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
-    """Return tokens of each prompt found on the GPU, loaded, and computed."""
-    cached = np.asarray(requests["num_cached_tokens"], np.float64)
-    loaded = np.minimum(requests["num_loaded_tokens"], cached)
-    return cached - loaded, loaded, requests["num_prompt_tokens"] - cached
-
-
 def _lengths(runs: Sequence[Run], tiers: _Tiers) -> Iterator[Line]:
     """Yield milliseconds by length, of loads and of computed tokens."""
     run, copies, requests = tiers.run, tiers.copies, tiers.requests
     own = np.isin(np.asarray(copies["kind"]), LOADS)
-    computed = _parts(requests)[2]
+    computed = by_source(requests).get("computed")
+    if computed is None:  # elsewhere, where no row tells how long it took
+        computed = np.zeros(len(requests["num_prompt_tokens"]))
     whole = computed >= 0.5 * requests["num_prompt_tokens"]
     for what, tokens, seconds, looks in (
         (
@@ -220,10 +215,11 @@ def _by_source(shown: Sequence[_Tiers]) -> Markup:
     """Return TTFT by where most of a prompt came from."""
     rows = []
     for each in shown:
-        parts = np.array(_parts(each.requests))
+        sources = by_source(each.requests)
+        parts = np.array([*sources.values()])
         ttft_s = np.asarray(each.requests["ttft_s"])
         most = np.argmax(parts, axis=0)
-        for place, source in enumerate(_SOURCES):
+        for place, source in enumerate(sources):
             own = ttft_s[(most == place) & np.isfinite(ttft_s)]
             middle, high = (
                 (float(np.quantile(own, q)) * 1e3 for q in (0.5, 0.9))
@@ -267,10 +263,16 @@ def _numbers(shown: Sequence[_Tiers]) -> Markup:
     head += ["loaded", "stored", "link busy with loads", "with stores"]
     rows = [
         [
-            tag(run),
-            *(datum(run, key, said(run.summary[key])) for key, said in keys.items()),
+            tag(each.run),
+            *(
+                # without what decoders read of prefillers, which are hits, too
+                count(float(by_source(each.requests)["loaded from the host"].sum()))
+                if key == "external_prefix_cache_hits" and is_apart(each.requests)
+                else datum(each.run, key, said(each.run.summary[key]))
+                for key, said in keys.items()
+            ),
         ]
-        for run in (each.run for each in shown)
+        for each in shown
     ]
     return table("The host's tier and its link", head, rows)
 
