@@ -16,8 +16,8 @@ from sim.errors import ConfigError
 from sim.fleet.network import Network
 from sim.results.recording.transfers import transfer_rows
 from sim.simulation.run import Simulation
-from sim.views.plots.tables import Tables
-from sim.views.plots.tiers import by_source, tier_ttft
+from sim.views.plots.run.tables import Tables
+from sim.views.plots.run.tiers import by_source, tier_ttft
 from tests.shared import shared
 from tests.sim.test_fleet_pairs import (
     checked,
