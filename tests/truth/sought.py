@@ -692,6 +692,43 @@ ROUTED: Final = (
 connection, and llm-d's router; its fourth score, for engines that were long without a
 miss, is not built (llm-d, commit 0aa9f33, ``guides/precise-prefix-cache-routing``). The
 release is that of its tokenizer."""
+OSS_ROUTED: Final = Ladder(
+    "gpt-oss-120b, routed by random",
+    _OSS_120B
+    | {
+        "gpu": "h100_sxm",
+        "gpu_memory_utilization": 0.95,
+        "num_gpu_blocks_override": 1_934,
+    },
+    {"pools": [{"name": "main", "replicas": 16}], "router": {"kind": "random"}},
+    Groups(150, 5, 6_000, 500, 500),
+    {
+        rate: {"output/s": per_s, "TTFT": ttft_s}
+        for rate, per_s, ttft_s in (
+            (3.0, 1_160, 0.176),
+            (10.0, 4_836, 0.180),
+            (15.0, 6_986, 0.184),
+            (20.0, 9_077, 0.243),
+            (22.0, 9_346, 0.245),
+            (25.0, 10_579, 0.263),
+            (30.0, 12_211, 0.285),
+            (35.0, 11_861, 0.598),
+            (40.0, 13_889, 2.588),
+            (43.0, 14_089, 2.664),
+            (46.0, 14_603, 3.545),
+            (49.0, 14_562, 4.727),
+            (52.0, 15_158, 5.238),
+            (55.0, 14_644, 5.735),
+            (57.0, 15_330, 5.630),
+            (60.0, 13_234, 7.194),
+        )
+    },
+    _LONGER,
+)
+"""Sixteen engines on an H100 each, behind a Kubernetes service; the release is not told
+(llm-d, commit 17e359c, ``guides/optimized-baseline``). Its manifest (commit 7e1d578)
+says that 0.9 of a GPU leaves 0.01 GiB less than a request of 131,072 tokens needs:
+1,934 blocks at 0.95, where `kvsim capacity` has 1,330 (867 to 1,794)."""
 CASES: Final = (
     *(*WATERMARKS, *LONG_ALONE, *OSS_ALONE, *LONG_OF_EIGHT, *TWO_H100),
     *(*DENSE_A100, *DENSE_H100, *EXPERTS, *SINKS_A100, *FEW_USERS),
@@ -703,7 +740,7 @@ def rows() -> Iterator[str]:
     """Yield a line a case and a stage: what was measured, and signed errors in %."""
     for case in CASES:
         yield _line(case.name, case.errors())
-    for ladder in (*TIERS, EVICTION, *ROUTED):
+    for ladder in (*TIERS, EVICTION, *ROUTED, OSS_ROUTED):
         for rate, errors in ladder.errors().items():
             yield _line(f"{ladder.name}, {rate:.0f} requests/s", errors)
 

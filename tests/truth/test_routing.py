@@ -37,6 +37,7 @@ def of_routers(fleet: Fleet) -> tuple[dict[str, float], dict[str, float]]:
     return means(measured), means(simulated)
 
 
+@pytest.mark.timeout(900)
 def test_strategies_of_eight_engines_rank_as_measured() -> None:
     measured, simulated = of_routers(EIGHT)
     gains = []

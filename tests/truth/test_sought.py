@@ -10,6 +10,7 @@ from tests.truth.sought import (
     EVICTION,
     LONG_ALONE,
     NO_PEER,
+    OSS_ROUTED,
     ROUTED,
     SINKS_A100,
     TIERS,
@@ -102,3 +103,11 @@ def test_a_router_is_worth_what_it_was() -> None:
     assert max(abs(of["output/s"]) for of in blind.values()) <= 15.0
     assert max(abs(of["output/s"]) for of in by_prefix.values()) <= 13.0
     assert all(-27.0 <= of["TTFT"] <= -7.0 for of in blind.values())
+
+
+@pytest.mark.slow
+def test_caches_of_experts_are_full_from_the_rate_at_which_they_were() -> None:
+    errors = OSS_ROUTED.errors()
+    assert all(abs(errors[rate]["TTFT"]) <= 15.0 for rate in (46.0, 52.0, 55.0, 60.0))
+    assert max(of["output/s"] for rate, of in errors.items() if rate > 3.0) <= 0.0
+    assert min(of["output/s"] for of in errors.values()) >= -20.0
