@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from workloads.acceptance import ACCEPTANCE, Acceptance
 from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
-from workloads.columns import RequestColumns, SpecIterator
+from workloads.draws.streams import Streams
 from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
 from workloads.lengths import LENGTH_PAIRS, LENGTHS, LengthDistribution, LengthPairs
 from workloads.preset import Preset, PresetWorkload, load_preset, preset_names
+from workloads.requests.columns import RequestColumns, SpecIterator
 from workloads.spec import RequestSpec, Segment
-from workloads.streams import Streams
 from workloads.traces import TRACE_READERS, TraceReader
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from workloads.analysis.description import rank_correlation
 from workloads.arrivals import GammaArrivals, arrival_times_s
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
 from workloads.fetch import PUBLIC_TRACES
 from workloads.preset import PRESET_FORMAT
-from workloads.streams import Streams
 from workloads.traces import TRACE_READERS
 
 if TYPE_CHECKING:

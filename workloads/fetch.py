@@ -1,4 +1,4 @@
-"""Public traces by name: where they are, what they must hash to, and fetching them."""
+"""Public traces by name: their addresses and checksums, and fetching them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PublicTrace:
     licence
         SPDX identifier of its licence.
     citation
-        What its authors ask to be cited.
+        The publication that its authors ask to be cited.
     """
 
     file_name: str
@@ -106,7 +106,7 @@ def fetch(name: str, directory: str | Path | None = None) -> Path:
     ------
     WorkloadError
         If the name is unknown, the extra ``traces`` is not installed, the network
-        or the disk fails, or the content is not what was published. Nothing is left
+        or the disk fails, or the content has another checksum. Nothing is left
         half-written then.
     """
     if name not in PUBLIC_TRACES:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, between, check_role, one_of, whole
-from workloads.counts import CountDistribution
-from workloads.draws import Draws, check_quantile
+from workloads.draws.by_position import Draws, check_quantile
+from workloads.draws.counts import CountDistribution
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
 from workloads.lengths import LengthDistribution
 from workloads.spec import RequestSpec, Segment
-from workloads.streams import Streams
 from workloads.workload import Workload
 
 if TYPE_CHECKING:

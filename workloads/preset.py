@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from workloads.arrivals import ArrivalProcess
-    from workloads.columns import RequestColumns
     from workloads.lengths import LengthDistribution
+    from workloads.requests.columns import RequestColumns
 
 PRESET_FORMAT = "kvsim-preset/1"
 """Value of the key ``format`` in files of this version."""
@@ -36,9 +36,9 @@ class Preset:
     Parameters
     ----------
     name
-        What `load_preset` knows it by.
+        Its name for `load_preset`.
     source
-        Where the facts come from: URL, checksum, licence, what to cite.
+        Source of the facts: URL, checksum, licence, citation.
     num_requests
         Requests in the trace.
     span_s
@@ -50,7 +50,7 @@ class Preset:
     rank_correlation
         Spearman's rho between them.
     notes
-        What the preset lacks of the trace, in figures; empty where nothing is known.
+        Differences between preset and trace, in figures; empty where none is known.
     """
 
     name: str

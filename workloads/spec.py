@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 Segment = tuple[int, int]
 """``(segment_id, num_tokens)``: the first ``num_tokens`` tokens of a stream.
@@ -102,3 +106,7 @@ class RequestSpec(NamedTuple):
     def num_sequences(self) -> int:
         """Continuations of the prompt: beams, or samples."""
         return self.beam_width if self.beam_width > 1 else self.best_of
+
+
+made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
+"""As `RequestSpec._make`, without its Python code."""

@@ -21,17 +21,17 @@ from workloads.arrivals import (
     check_stop,
     taken_arrivals,
 )
-from workloads.chains import has_chains, in_order
-from workloads.columns import RequestColumns, SpecIterator
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
 from workloads.lengths.base import checked_tokens
-from workloads.long_arrays import Collector, parts
-from workloads.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
+from workloads.requests.chains import has_chains, in_order
+from workloads.requests.columns import RequestColumns, SpecIterator
+from workloads.requests.long_arrays import Collector, parts
 from workloads.spec import RequestSpec
-from workloads.streams import Streams
-from workloads.superposition import superposed
 from workloads.traces.base import TraceReader
+from workloads.transforms.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
+from workloads.transforms.superposition import superposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,8 @@ class TraceWorkload:
         ``"compression"`` divides arrival times by `rate_scale`: the same requests in
         less time, bursts and all (think times are people's, and stay).
         ``"superposition"`` lays `rate_scale` shifted copies over each other: more
-        users in the same time, whose bursts even out; see `workloads.superposition`.
+        users in the same time, whose bursts even out; see
+        `workloads.transforms.superposition`.
     copies_share_text
         Of copies: whether prompts are the same text in all, or text of their own.
     seed

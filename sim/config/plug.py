@@ -29,8 +29,8 @@ from sim.config.trace_shelf import instead_of
 from sim.errors import ConfigError, UserError
 from workloads.acceptance import ACCEPTANCE, AcceptanceRates
 from workloads.arrivals import ARRIVALS, ArrivalProcess
-from workloads.counts import COUNTS, CountDistribution
-from workloads.durations import DURATIONS, DurationDistribution
+from workloads.draws.counts import COUNTS, CountDistribution
+from workloads.draws.durations import DURATIONS, DurationDistribution
 from workloads.errors import WorkloadError
 from workloads.lengths import (
     LENGTH_PAIRS,

@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError, WorkloadWarning
+from workloads.requests.columns import RequestColumns, SpecIterator
 from workloads.traces import TraceReader
 
 if TYPE_CHECKING:

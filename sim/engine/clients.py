@@ -8,7 +8,7 @@ from cache.tokens import SegmentTokens
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.engine.group_sampling import chosen_parents
 from sim.scheduler.request import RequestStatus
-from workloads.columns import largest
+from workloads.requests.columns import largest
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

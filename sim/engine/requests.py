@@ -12,7 +12,7 @@ import numpy as np
 from cache.prompt_tree import PromptTree
 from cache.tokens import OwnTokens, RunTokens, SegmentTokens
 from sim.scheduler.request import Request, RequestStatus
-from workloads.columns import RequestColumns, largest
+from workloads.requests.columns import RequestColumns, largest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.engine.clock import ARRIVAL_PRIORITY, At
-from workloads.chains import has_chains
-from workloads.columns import numbers
-from workloads.long_arrays import parts, spilled
+from workloads.requests.chains import has_chains
+from workloads.requests.columns import numbers
+from workloads.requests.long_arrays import parts, spilled
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

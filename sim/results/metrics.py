@@ -11,7 +11,7 @@ from sim.errors import CostError
 from sim.results.recording.usage import mean_between
 from sim.results.schema import OF_REQUESTS, PERCENTILES, STATISTICS
 from sim.results.tables.percentiles import MAX_NUM_SORTED, percentiles
-from workloads.long_arrays import chosen, collected, parts
+from workloads.requests.long_arrays import chosen, collected, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

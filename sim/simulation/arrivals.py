@@ -9,7 +9,7 @@ from sim.engine.requests import requests_of
 from sim.engine.sessions import SessionClient
 from sim.errors import ConfigError
 from sim.scheduler.base import schedules_groups
-from workloads.columns import largest
+from workloads.requests.columns import largest
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

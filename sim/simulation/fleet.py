@@ -40,8 +40,8 @@ from sim.simulation.routers import (
     may_look,
 )
 from sim.simulation.speculative import make_sampler
-from workloads.columns import arrivals_s
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
+from workloads.requests.columns import arrivals_s
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -23,7 +23,7 @@ from sim.engine.offloading_ahead import AheadOffloadedSteps
 from sim.errors import ConfigError
 from sim.results.recording.transfers import TransferLog
 from sim.scheduler.v1.connectors.settings import OffloadSettings
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -47,8 +47,8 @@ from sim.simulation.progress import Progress
 from sim.simulation.recorders import make_recorder
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
-from workloads.chains import has_chains
 from workloads.errors import WorkloadWarning
+from workloads.requests.chains import has_chains
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

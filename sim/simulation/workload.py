@@ -16,11 +16,11 @@ from workloads.errors import TraceFormatError, WorkloadError
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
 from workloads.prefixes import PREFIXES, PrefixedWorkload
 from workloads.preset import PresetWorkload
-from workloads.resampling import Resampling
-from workloads.sampling import SampledWorkload
 from workloads.sessions import SESSIONS, SessionWorkload
-from workloads.splitting import SplitWorkload
 from workloads.traces import TRACE_READERS, guess_kind
+from workloads.transforms.resampling import Resampling
+from workloads.transforms.sampling import SampledWorkload
+from workloads.transforms.splitting import SplitWorkload
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:

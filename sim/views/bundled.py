@@ -24,7 +24,7 @@ from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.victims import VICTIMS
 from workloads.acceptance import ACCEPTANCE, acceptance_profiles
 from workloads.arrivals import ARRIVALS
-from workloads.durations import DURATIONS
+from workloads.draws.durations import DURATIONS
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
 from workloads.prefixes import PREFIXES
 from workloads.preset import load_preset, preset_names

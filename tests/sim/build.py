@@ -12,7 +12,7 @@ from sim.engine.requests import RequestFactory
 from sim.engine.sessions import SessionClient
 from sim.results.recording.recorder import Recorder, Recording
 from sim.scheduler.v1 import V1Scheduler
-from workloads.chains import has_chains
+from workloads.requests.chains import has_chains
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:

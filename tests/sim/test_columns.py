@@ -17,8 +17,9 @@ from sim.results.tables.columns import Columns
 from sim.simulation.simulate import simulate
 from tests.sim.commands import files
 from tests.sim.sweep_files import tiny
-from workloads import long_arrays, workload
+from workloads import workload
 from workloads.arrivals import base as arrivals
+from workloads.requests import long_arrays
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from tests.sim.test_fast_engine import (
     burst,
     request_lists,
 )
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from sim.engine.loop import Engine

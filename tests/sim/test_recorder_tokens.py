@@ -69,7 +69,7 @@ def test_latencies_and_times_of_tokens(
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr("sim.results.tables.steps.BATCH_ROWS", batch_rows)
         patch.setattr("sim.results.recording.tokens.BATCH_ROWS", batch_rows)
-        patch.setattr("workloads.long_arrays.SPILLED_BYTES", batch_rows * 16)
+        patch.setattr("workloads.requests.long_arrays.SPILLED_BYTES", batch_rows * 16)
         itl = InterTokenLatencies(steps, streaks)
         expected = [np.diff(end_s[sorted(each)]) for each in tokens]
         every = np.sort(np.concatenate([np.zeros(0), *expected]))

@@ -17,7 +17,7 @@ from sim.simulation.run import Simulation
 from tests.identity.compare import assert_equal_paths
 from tests.sim.build import Run
 from tests.sim.closed_loops import chat_config, check_sending_times, listed, turn
-from workloads.chains import in_order
+from workloads.requests.chains import in_order
 
 
 @pytest.mark.parametrize(

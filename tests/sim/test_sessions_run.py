@@ -152,7 +152,7 @@ def test_a_kind_of_the_users_own_is_found_beside_the_configuration(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "own.py").write_text(
-        "from workloads.counts import CountDistribution\n"
+        "from workloads.draws.counts import CountDistribution\n"
         "from workloads.spec import RequestSpec\n"
         "class Pairs:\n"
         "    def __init__(self, tokens: int, pairs: CountDistribution):\n"

@@ -13,7 +13,7 @@ from sim.results.recording.recorder import Recording
 from sim.results.recording.traffic import Traffic
 from sim.results.tables.memory import ResultTable
 from tests.sim.build import spec
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     import pytest

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from sim.engine.sessions import FollowUps
 from sim.results.recording.traffic import Traffic
-from workloads import chained
-from workloads.chained import NONE, ChainedRequests
-from workloads.chains import gathered, has_chains, in_order
-from workloads.columns import arrivals_s, largest, numbers
 from workloads.errors import WorkloadError
-from workloads.sampling import SampledWorkload
+from workloads.requests import chained
+from workloads.requests.chained import NONE, ChainedRequests
+from workloads.requests.chains import gathered, has_chains, in_order
+from workloads.requests.columns import arrivals_s, largest, numbers
 from workloads.spec import RequestSpec
+from workloads.transforms.sampling import SampledWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,7 +190,7 @@ def test_faults_are_those_of_the_list(change: dict[str, Any], rule: str) -> None
 def test_long_columns_lie_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers beyond int32 that come late, too."""
     monkeypatch.setattr(chained, "_HELD", 8)
-    monkeypatch.setattr("workloads.long_arrays.SPILLED_BYTES", 64)
+    monkeypatch.setattr("workloads.requests.long_arrays.SPILLED_BYTES", 64)
     requests = drawn(11, 200)
     requests[-1] = requests[-1]._replace(output_segment=2**50 + 1)
     columns = gathered(iter(requests))

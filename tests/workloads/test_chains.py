@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.chains import has_chains, in_order
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.chains import has_chains, in_order
+from workloads.requests.columns import RequestColumns
 from workloads.spec import RequestSpec
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads import RequestSpec, TraceWorkload, WorkloadError
-from workloads.columns import RequestColumns, SpecIterator
-from workloads.sampling import SampledWorkload
+from workloads.requests.columns import RequestColumns, SpecIterator
+from workloads.transforms.sampling import SampledWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workloads.counts import COUNTS, MAX_COUNT
-from workloads.draws import Draws
-from workloads.durations import DURATIONS, MAX_SECONDS
+from workloads.draws.by_position import Draws
+from workloads.draws.counts import COUNTS, MAX_COUNT
+from workloads.draws.durations import DURATIONS, MAX_SECONDS
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
-from workloads.streams import Streams
 
 UNIFORMS = Streams(1).generator("test").random(20_000)
 EDGES = np.array([0.0, 1e-300, 0.5, np.nextafter(1, 0), 1.0])

@@ -15,6 +15,7 @@ from workloads import (
     LengthPairs,
     WorkloadError,
 )
+from workloads.draws.normal import coupled
 from workloads.lengths import (
     CoupledLengths,
     EmpiricalLength,
@@ -30,7 +31,6 @@ from workloads.lengths import (
     ZipfLength,
     normal_quantile,
 )
-from workloads.normal import coupled
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:

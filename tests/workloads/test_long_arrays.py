@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads import long_arrays
-from workloads.long_arrays import (
+from workloads.requests import long_arrays
+from workloads.requests.long_arrays import (
     ArrayFile,
     Collector,
     chosen,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from workloads.arrivals import ARRIVALS
-from workloads.columns import RequestColumns
-from workloads.counts import COUNTS
-from workloads.draws import Draws
+from workloads.draws.by_position import Draws
+from workloads.draws.counts import COUNTS
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
 from workloads.prefixes import (
@@ -26,7 +26,7 @@ from workloads.prefixes import (
     drawn_prefixes,
     zipf_shares,
 )
-from workloads.streams import Streams
+from workloads.requests.columns import RequestColumns
 from workloads.workload import SyntheticWorkload
 
 TOKENS = LENGTHS["uniform"](low=10, high=500)

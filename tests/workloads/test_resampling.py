@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from workloads import RequestColumns, RequestSpec, Streams, TraceWorkload, WorkloadError
-from workloads.resampling import Resampling
-from workloads.splitting import SplitWorkload, replicas_of
+from workloads.transforms.resampling import Resampling
+from workloads.transforms.splitting import SplitWorkload, replicas_of
 
 
 def hour(num: int = 3600) -> RequestColumns:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from workloads.arrivals import ARRIVALS
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
-from workloads.sampling import SampledWorkload
+from workloads.requests.columns import RequestColumns
+from workloads.transforms.sampling import SampledWorkload
 from workloads.workload import SyntheticWorkload
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from workloads.arrivals import ARRIVALS
-from workloads.counts import COUNTS
-from workloads.durations import DURATIONS
+from workloads.draws.counts import COUNTS
+from workloads.draws.durations import DURATIONS
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
 from workloads.prefixes import SystemPrompts
-from workloads.sampling import SampledWorkload
 from workloads.sessions import SESSIONS, Agent, Chat, SessionWorkload
+from workloads.transforms.sampling import SampledWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

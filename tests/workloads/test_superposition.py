@@ -27,8 +27,8 @@ from workloads import (
     arrival_times_s,
 )
 from workloads.arrivals import GammaArrivals, MarkovModulatedArrivals
-from workloads.superposition import superposed
 from workloads.traces import AzureTraceReader, MooncakeTraceReader
+from workloads.transforms.superposition import superposed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -298,7 +298,7 @@ def test_what_is_refused(arguments: dict[str, Any], rule: str) -> None:
 def test_too_many_copies_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkloadError, match=r"leave none; raise rate_scale"):
         scaled(columns_at([0.0]), 1e-6)
-    monkeypatch.setattr("workloads.superposition.MAX_REQUESTS", 5)
+    monkeypatch.setattr("workloads.transforms.superposition.MAX_REQUESTS", 5)
     with pytest.raises(WorkloadError, match=r"3 copies of 2 are more; lower rate"):
         scaled(columns_at([0.0, 1.0]), 3.0)
     assert len(scaled(columns_at([0.0]), 5.0)) == 5

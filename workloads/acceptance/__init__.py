@@ -1,7 +1,7 @@
 """How many drafted tokens a target model accepts: part of the traffic.
 
 A kind of rates says how likely drafts are accepted, position by position;
-`DrawnAcceptance` draws what becomes of each.
+`DrawnAcceptance` draws the answer for each.
 """
 
 from __future__ import annotations

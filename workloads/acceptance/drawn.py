@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from workloads._checks import between
 from workloads.acceptance.rates import RequestCounts
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
-from workloads.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

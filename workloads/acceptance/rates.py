@@ -108,7 +108,7 @@ class PositionRates:
     ----------
     rates_per_position
         Probabilities that a draft and all before it are accepted: vLLM's
-        ``synthetic_acceptance_rates``, and what its log calls ``Per-position
+        ``synthetic_acceptance_rates``, and in its log ``Per-position
         acceptance rate``. 0 to 1, never rising. Fewer drafts use the first ones.
 
     Raises

@@ -1,11 +1,11 @@
 """The clairvoyant bound: no policy, however clever, finds more blocks.
 
 Between two requests that touch a block, a cache may keep it or not; keeping it is
-worth one block found, if the second request may read it at all. To keep what is read
-soonest, and to let go first what is read last, is optimal for pages of equal size
-(Belady 1966; with bypass, as a new block need not be kept either). Of blocks whose
-next reader is the same the deepest go first, so that what is kept of a path is always
-its beginning and every block kept counts: the bound is reached by a prefix cache.
+worth one block found, if the second request may read it at all. To keep the blocks
+read soonest, and to let go first those read last, is optimal for pages of equal size
+(Belady 1966; with bypass, as a new block need not be kept either). Of blocks with the
+same next reader the deepest go first, so that the blocks kept of a path are always its
+beginning and each of them counts: the bound is reached by a prefix cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NextReads:
-    """Which request reads next what each request leaves behind.
+    """The next reader of the blocks that each request leaves behind.
 
     Parameters
     ----------

@@ -15,9 +15,9 @@ from workloads.analysis.sharing import (
     sharing_by_blocks,
     sharing_by_pieces,
 )
-from workloads.chains import has_chains
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.chains import has_chains
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

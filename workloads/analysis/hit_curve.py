@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 _ROUNDING = Fraction(1, 10**9)
-"""Of a block: what rounding may add to an estimated size."""
+"""Of a block: rounding may add so much to an estimated size."""
 
 
 @dataclass(frozen=True, slots=True)

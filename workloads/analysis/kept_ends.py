@@ -93,7 +93,7 @@ def kept_ends(
 
 
 def common_end(kinds: Sequence[_Kind], path: Sequence[Stretch], end: int) -> int:
-    """Return the last place up to `end` at which all kinds have what they need."""
+    """Return the last place up to `end` at which all kinds have their tails."""
     before = -1
     while end != before:
         before = end
@@ -164,7 +164,7 @@ class _Kind:
 
 
 def _join(kept: list[Interval], begin: int, end: int) -> None:
-    """Add an interval to some that are apart and rising, and join what touches."""
+    """Add an interval to some that are apart and rising; join those that touch."""
     low = 0
     while low < len(kept) and kept[low][1] < begin:
         low += 1

@@ -53,7 +53,7 @@ def lru_curve(paths: BlockPaths) -> HitCurve:
 
 
 def path_groups(visits: list[Visit], marks: Marks, mark: int) -> list[Group]:
-    """Mark a path; return what it was marked with, equal neighbours in one group."""
+    """Mark a path; return its marks before, equal neighbours in one group."""
     groups: list[Group] = []
     last, num_blocks, num_readable = NEVER, 0, 0
     for run, used, readable in visits:

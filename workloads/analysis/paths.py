@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, between, whole
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -97,13 +97,13 @@ class BlockPaths:
 
     @property
     def num_distinct_blocks(self) -> int:
-        """Blocks that were kept and differ: what an infinite cache would hold."""
+        """Blocks that were kept and differ, which an infinite cache would hold."""
         longest = np.zeros(self.num_runs, dtype=np.int64)
         np.maximum.at(longest, self.run, self.used)
         return int(longest.sum())
 
     def condensed(self) -> BlockPaths:
-        """Return the same paths with what is met only once in a visit a request.
+        """Return the same paths, with runs of one request alone in one visit of it.
 
         Behind a run that one request alone has, the rest of its path is its own too:
         such visits stand at the end of a path, and become one. Reuse distances and

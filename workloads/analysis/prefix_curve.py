@@ -44,7 +44,7 @@ _RANGE = 1e4
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """The smallest LRU cache that finds a share of what an infinite one finds."""
+    """The smallest LRU cache that finds a share of an infinite one's hits."""
 
     share: float
     num_blocks: int
@@ -71,8 +71,8 @@ class PrefixCurve:
     reads
         For the clairvoyant bound.
     ends
-        What an infinite cache finds where a hit needs more than its blocks, or None;
-        `lru` is then the most that a cache of each size finds, not what it finds.
+        Hits of an infinite cache where a hit needs more than its blocks, or None; `lru`
+        is then a bound of the hits at each size.
     """
 
     paths: BlockPaths
@@ -175,8 +175,8 @@ def prefix_curve(
     """Return the hits of a prefix cache of every size.
 
     Requests are served one after the other in the order of their arrivals, each in no
-    time: nothing is held by requests that still run. See `workloads.analysis.lru` for
-    what the cache does and `workloads.analysis.paths.block_paths` for the parameters;
+    time: nothing is held by requests that still run. `workloads.analysis.lru` has the
+    rules of the cache, and `workloads.analysis.paths.block_paths` the parameters;
     `tail_tokens` and `retention_interval` are those of `kept_ends`, of layers beside
     some that read all tokens.
     """

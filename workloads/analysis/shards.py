@@ -11,7 +11,7 @@ blocks found are a sum over blocks, which drawing each with one probability esti
 without bias. To draw whole prefixes would keep or lose a conversation, or a system
 prompt that all requests share, as one, and the scatter would be that of a few draws.
 
-What scatters most are the few blocks that nearly every request reads: kept or lost,
+Most of the scatter is of the few blocks that nearly every request reads: kept or lost,
 they count too much or not at all. They are found at the smallest sizes, and how many
 blocks requests look for in all is known, so the difference is put right there
 (SHARDS-adj of the same paper).
@@ -50,7 +50,7 @@ class SampledCurve:
     parts
         From each of `NUM_PARTS` disjoint parts of it, as estimates of their own.
     least_blocks
-        What a block of a part stands for.
+        Blocks for which one of a part stands.
     """
 
     curve: HitCurve
@@ -84,8 +84,8 @@ def sampled_lru_curve(paths: BlockPaths) -> SampledCurve:
 def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
     """Return the curve of all blocks that a sample's tells, put right by SHARDS-adj.
 
-    A curve without a hit stays so: what the sample looks for too rarely are then
-    blocks that no request had before.
+    A curve without a hit stays so: the blocks that the sample looks for too rarely are
+    then new to every request.
     """
     rate = paths.sample_rate
     if not curve.most_hits:
@@ -98,17 +98,17 @@ def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
     return HitCurve(num_blocks / rate, rising / rate)
 
 
-def part_of(paths: BlockPaths, number: int, num_parts: int = NUM_PARTS) -> BlockPaths:
-    """Return every `num_parts`-th block of a run, from where its hash says; from 0."""
-    first = (paths.phase % np.uint64(num_parts)).astype(np.int64)
-    first = (first[paths.run] + number) % num_parts
-    used = (paths.used + first) // num_parts
-    readable = (paths.readable + first) // num_parts
+def part_of(paths: BlockPaths, number: int) -> BlockPaths:
+    """Return part `number`: every `NUM_PARTS`-th block of a run, by its hash."""
+    first = (paths.phase % np.uint64(NUM_PARTS)).astype(np.int64)
+    first = (first[paths.run] + number) % NUM_PARTS
+    used = (paths.used + first) // NUM_PARTS
+    readable = (paths.readable + first) // NUM_PARTS
     kept = used > 0
     num_kept = np.concatenate(([0], np.cumsum(kept)))
     return replace(
         paths,
-        sample_rate=paths.sample_rate / num_parts,
+        sample_rate=paths.sample_rate / NUM_PARTS,
         run=paths.run[kept],
         used=used[kept],
         readable=readable[kept],

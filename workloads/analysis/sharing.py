@@ -1,4 +1,4 @@
-"""Prefix sharing: what an infinite, instantly filled cache of prompts would find.
+"""Prefix sharing: hits of an infinite, instantly filled cache of prompts.
 
 Requests in order of arrival, and of each prompt the leading blocks that an earlier
 *prompt* had already. Generated text is not added, and a prompt may be found whole:
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workloads.analysis.paths import runs
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class SharingStatistics:
     """Leading blocks of prompts that an earlier prompt had."""
 
     unit: str
-    """What a block is: full blocks, or the trace's own pieces, the last one partial."""
+    """Kind of block: full blocks, or the trace's own pieces, the last one partial."""
     block_size: int
     """Tokens of a block."""
     num_blocks: int
@@ -52,7 +52,7 @@ class SharingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Sharing of a workload, with what each request finds.
+    """Sharing of a workload, with the tokens that each request finds.
 
     Parameters
     ----------

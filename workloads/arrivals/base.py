@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from workloads._checks import positive, whole
 from workloads._numpy import np
 from workloads.errors import WorkloadError
-from workloads.long_arrays import PART_ROWS, Collector
+from workloads.requests.long_arrays import PART_ROWS, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -104,7 +104,7 @@ class MarkovModulatedArrivals:
         state = min(int(shares.searchsorted(rng.random(), "right")), len(rates) - 1)
         time_s = area = 0.0
         while True:
-            # What is left of the first state is as long as a whole one: no memory.
+            # The rest of the first state is as long as a whole one: no memory.
             steps = 1 + rng.integers(len(rates) - 1, size=CHUNK)
             states = (state + np.concatenate([[0], steps.cumsum()])) % len(rates)
             state, states = int(states[-1]), states[:-1]

@@ -149,8 +149,7 @@ def _points(points: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...
     checked = tuple(_point(i, point) for i, point in enumerate(points))
     if checked[0][0] != 0:
         raise WorkloadError(
-            f"points must begin at 0 s; got {checked[0][0]:g} s; "
-            "say what the rate is before"
+            f"points must begin at 0 s; got {checked[0][0]:g} s; give the rate before"
         )
     for i, ((early_s, _), (late_s, _)) in enumerate(pairwise(checked), start=1):
         # Smaller pieces would make slopes beyond a float.

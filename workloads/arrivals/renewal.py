@@ -122,8 +122,8 @@ class WeibullArrivals:
         Mean requests per second, above 0.
     shape
         Shape of the Weibull distribution, 0.1 to 1000: 1 is Poisson, draw by draw;
-        below 1 is burstier, above 1 more even. `gap_cv` is what it makes of the
-        gaps: 0.5 has a coefficient of variation of 2.24, 0.7 of 1.46, 2 of 0.52.
+        below 1 is burstier, above 1 more even. `gap_cv` is the coefficient of
+        variation of the gaps: 2.24 for 0.5, 1.46 for 0.7, 0.52 for 2.
 
     Raises
     ------

@@ -33,7 +33,7 @@ class ReplayArrivals:
     Raises
     ------
     WorkloadError
-        If the window is out of range. Reading raises what the reader raises.
+        If the window is out of range. Errors of the reader pass through.
     """
 
     trace: TraceReader

@@ -1,8 +1,8 @@
 """How long prompts and outputs are: distributions given by their inverse.
 
 A distribution is one method, ``quantile``: probabilities in, tokens out. Prompt and
-output lengths are coupled by coupling the probabilities (`workloads.normal`), so any
-two distributions can be correlated without knowing each other; `LengthPairs` is what
+output lengths are coupled by coupling the probabilities (`workloads.draws.normal`), so
+that any two distributions can be correlated without knowing each other; `LengthPairs`
 draws both.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from workloads.draws.normal import normal_quantile
 from workloads.lengths.base import LengthDistribution
 from workloads.lengths.empirical import EmpiricalLength, QuantileLength, TraceLength
 from workloads.lengths.joint import (
@@ -28,7 +29,6 @@ from workloads.lengths.parametric import (
     UniformLength,
     ZipfLength,
 )
-from workloads.normal import normal_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

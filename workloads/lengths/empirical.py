@@ -16,9 +16,9 @@ from workloads._checks import (
     whole,
 )
 from workloads._numpy import np
-from workloads.columns import SpecIterator
 from workloads.errors import WorkloadError
 from workloads.lengths.base import LENGTH_REMEDY
+from workloads.requests.columns import SpecIterator
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class TraceLength:
     Raises
     ------
     WorkloadError
-        If a parameter is neither. Drawing raises what the reader raises.
+        If a parameter is neither. Errors of the reader pass through when lengths are
+        drawn.
     """
 
     trace: TraceReader

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import between, check_role
 from workloads._numpy import np
+from workloads.draws.normal import coupled
 from workloads.lengths.base import LengthDistribution, checked_tokens
 from workloads.lengths.empirical import positions, trace_lengths
-from workloads.normal import coupled
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class JointTraceLengths:
     Raises
     ------
     WorkloadError
-        If it is no reader. Drawing raises what the reader raises.
+        If it is no reader. Errors of the reader pass through when pairs are drawn.
     """
 
     trace: TraceReader

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from workloads._checks import MAX_TOKENS, between, check_order, whole
 from workloads._numpy import np
+from workloads.draws.normal import normal_quantile
 from workloads.errors import WorkloadError
 from workloads.lengths.base import (
     LENGTH_REMEDY,
     check_range,
     clipped,
 )
-from workloads.normal import normal_quantile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

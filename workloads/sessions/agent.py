@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workloads.counts import CountDistribution
-from workloads.draws import check_quantile
-from workloads.durations import DurationDistribution
+from workloads.draws.by_position import check_quantile
+from workloads.draws.counts import CountDistribution
+from workloads.draws.durations import DurationDistribution
 from workloads.lengths import LengthDistribution
 from workloads.prefixes import PrefixStructure, check_prefixes
 from workloads.sessions.transcript import Transcript, by_depth, check_context, told
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from workloads.draws import Draws
+    from workloads.draws.by_position import Draws
+    from workloads.draws.streams import Streams
     from workloads.spec import RequestSpec
-    from workloads.streams import Streams
 
 
 class _Call(NamedTuple):
@@ -49,18 +49,18 @@ class Agent:
     next turn is sent. After the last call comes the answer, a longer output. In place
     of a tool, a call may start sub-agents: requests side by side, each with all that
     was said so far and a task of its own. The agent goes on when the sub-agent with the
-    longest answer has ended, and reads what all of them said.
+    longest answer has ended, and reads the answers of all.
 
     Parameters
     ----------
     tool_calls
         Calls before the answer.
     task_tokens
-        What the user asks; also what a sub-agent is asked.
+        The user's task; also that of a sub-agent.
     call_tokens
         Outputs that call a tool.
     result_tokens
-        What a tool returns.
+        Results of tools.
     answer_tokens
         The last output; also that of a sub-agent.
     tool_s
@@ -68,10 +68,10 @@ class Agent:
     sub_agents
         Sub-agents of a call, 0 for a tool; None for tools only.
     think_s
-        Seconds before a task, of a user who has just become free (see
+        Seconds before a task, of a user that has just become free (see
         `RequestSpec.delay_s`); None for none.
     prefixes
-        What prompts begin with, such as the descriptions of tools; None for nothing.
+        Beginnings of prompts, such as the descriptions of tools; None for none.
     max_context_tokens
         A session ends before the turn whose prompt and output would be longer than
         this together; a sub-agent that would be is left out. A first turn is cut to

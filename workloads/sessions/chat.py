@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.counts import CountDistribution
-from workloads.draws import check_quantile
-from workloads.durations import DurationDistribution
+from workloads.draws.by_position import check_quantile
+from workloads.draws.counts import CountDistribution
+from workloads.draws.durations import DurationDistribution
 from workloads.lengths import LengthDistribution
 from workloads.prefixes import PrefixStructure, check_prefixes
 from workloads.sessions.transcript import Transcript, by_depth, check_context, told
@@ -15,9 +15,9 @@ from workloads.sessions.transcript import Transcript, by_depth, check_context, t
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from workloads.draws import Draws
+    from workloads.draws.by_position import Draws
+    from workloads.draws.streams import Streams
     from workloads.spec import RequestSpec
-    from workloads.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Chat:
     first_prompt_tokens
         New text of the first turn; None for the same as later on.
     prefixes
-        What first prompts begin with, such as a system prompt; None for nothing.
+        Beginnings of first prompts, such as a system prompt; None for none.
     max_context_tokens
         A conversation ends before the turn whose prompt and answer would be longer
         than this together. A first turn is cut to fit. None for no limit.

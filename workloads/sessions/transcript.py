@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, whole
-from workloads.draws import Draws
+from workloads.draws.by_position import Draws
 from workloads.errors import WorkloadError
 from workloads.prefixes import NoPrefixes, drawn_prefixes
 from workloads.spec import RequestSpec, Segment
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from workloads.draws.streams import Streams
     from workloads.prefixes import Prefix, PrefixStructure
-    from workloads.streams import Streams
 
 PlanT = TypeVar("PlanT")
 

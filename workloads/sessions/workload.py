@@ -18,9 +18,9 @@ from workloads.arrivals import (
     arrival_times_s,
     check_stop,
 )
-from workloads.chains import gathered
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
-from workloads.streams import Streams
+from workloads.requests.chains import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

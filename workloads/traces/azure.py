@@ -8,8 +8,8 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING
 
 from workloads._numpy import np
-from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError
+from workloads.requests.columns import RequestColumns, SpecIterator
 from workloads.traces.azure_columns import AzureTable, plain_table
 from workloads.traces.parsing.csv_lines import (
     csv_lines,
@@ -30,7 +30,7 @@ _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TICKS_PER_S = 10_000_000
 _TICKS_PER_MINUTE = 60 * _TICKS_PER_S
 _EPOCH = datetime(1970, 1, 1)
-# Zones that mean what no zone means here; any other would need a conversion.
+# Zones that mean the same as none here; any other would need a conversion.
 _UTC = ("+00:00", "Z")
 
 _Row = tuple[int, int, int, int]

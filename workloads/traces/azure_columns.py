@@ -1,9 +1,9 @@
-"""Azure traces by whole columns: what is plain is read at once, or not at all.
+"""Azure traces by whole columns: plain lines are read at once, or none is.
 
 A million lines one by one take seconds. Files are nearly always plain, so they are read
 here with array operations, and left to the careful parser of `workloads.traces.azure`
-from the beginning as soon as anything is not: it alone knows what is accepted and says
-what is wrong, so nothing here raises and nothing here is more than it would accept.
+from the beginning as soon as anything is not: it alone decides which lines are accepted
+and explains errors, so nothing here raises or accepts more than it would.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Field:
     def at(self, position: int) -> NDArray[np.uint8]:
         """Return a character of each field.
 
-        The text's end stands for what lies beyond.
+        The text's end stands for places beyond.
         """
         return self.text.take(self.starts + position, mode="clip")
 
@@ -159,8 +159,8 @@ class _Field:
 def _digits(
     characters: NDArray[np.uint8], inside: NDArray[np.bool_] | None = None
 ) -> NDArray[np.uint8]:
-    """Return the values of digits, 0 for what is not inside."""
-    digits = characters - _ZERO  # wraps around for what is less than 0
+    """Return the values of digits, 0 for places outside."""
+    digits = characters - _ZERO  # wraps around below 0
     if inside is not None:
         digits *= inside
     if (digits > 9).any():
@@ -210,7 +210,7 @@ def _widths_without_zone(field: _Field) -> NDArray[np.intp]:
             if (zoned & (field.from_end(len(_ZONE) - i) != character)).any():
                 raise _Odd
         widths = widths - len(_ZONE) * zoned
-    # Not what is before a zone: a Z there is no digit of a fraction, hence odd.
+    # Not before a zone: a Z there is no digit of a fraction, hence odd.
     bare: NDArray[np.intp] = widths - (field.from_end(1) == _Z)
     return bare
 

@@ -191,7 +191,7 @@ class BurstGptTraceWriter:
     Parameters
     ----------
     model
-        What ``Model`` says of all requests.
+        Value of ``Model`` of all requests.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING, Any
 
 from workloads._checks import MAX_TOKENS, positive, whole
-from workloads.chains import in_order
+from workloads.requests.chains import in_order
 from workloads.spec import RequestSpec
 from workloads.traces.parsing.files import BadLines, no_rows, trace_path, warn
 from workloads.traces.parsing.json_values import json_lines

@@ -8,8 +8,8 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING, Any
 
 from workloads._checks import MAX_SPECULATIVE_TOKENS, MAX_TOKENS
-from workloads.chains import in_order, renumbered
 from workloads.errors import WorkloadError
+from workloads.requests.chains import in_order, renumbered
 from workloads.spec import RequestSpec, Segment
 from workloads.traces.parsing.files import (
     BadLines,
@@ -38,7 +38,7 @@ VERSION = 1
 _MAX_ID = MAX_SESSION_ID
 _MAX_SEGMENT = 2**96
 """Above all that readers and copies of traces make of 64-bit hashes."""
-_MAX_WIDTH = 256  # that of `workloads.sampling`, which needs numpy
+_MAX_WIDTH = 256  # that of `workloads.transforms.sampling`, which needs numpy
 _DEFAULTS = RequestSpec(0, 0.0, (), 1, 1)
 
 
@@ -114,7 +114,7 @@ _FIELDS: Mapping[str, Callable[[str, object], str | None]] = {
     "ends_at_stop": _flag,
     "accepted_drafts": _counts,
 }
-"""Keys of a line and what they must be; the first three are needed."""
+"""Keys of a line and their types; the first three are needed."""
 _NEEDED = ("arrival_s", "prompt", "num_output_tokens")
 _MAY_BE_NULL = ("max_tokens", "session_id", "previous_id")
 

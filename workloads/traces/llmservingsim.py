@@ -9,9 +9,9 @@ from itertools import repeat
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workloads.chains import in_order
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.chains import in_order
+from workloads.requests.columns import RequestColumns
 from workloads.spec import RequestSpec, Segment
 from workloads.traces.parsing.files import BadLines, trace_path
 from workloads.traces.parsing.json_values import json_lines

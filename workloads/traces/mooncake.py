@@ -10,8 +10,8 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads._checks import MAX_TOKENS, whole
-from workloads.chains import in_order
-from workloads.columns import RequestColumns
+from workloads.requests.chains import in_order
+from workloads.requests.columns import RequestColumns
 from workloads.spec import RequestSpec, Segment
 from workloads.traces.parsing.files import BadLines, trace_path
 from workloads.traces.parsing.json_values import json_lines
@@ -63,7 +63,7 @@ class MooncakeTraceReader:
     """Reader of Mooncake's open traces, with prefix identity by hash ids.
 
     Each hash id ``h`` becomes the segment ``2 * h`` of ``block_tokens`` tokens, the
-    last one of what is left::
+    last one of the rest::
 
         input_length 1300, hash_ids [7, 8, 40]
         prompt       (14, 512) (16, 512) (80, 276)
@@ -84,14 +84,14 @@ class MooncakeTraceReader:
     block_tokens
         Prompt tokens that one hash id stands for.
     full_blocks_only
-        The ids name full blocks only; what a prompt has beyond is text of its own.
+        The ids name full blocks only; the rest of a prompt is text of its own.
     spread_arrivals
         Let requests of one timestamp arrive evenly until the next one, in the order of
         the file; the published times are those of a clock that ticks every three
         seconds.
     skip_bad_lines
         Leave malformed lines out with a warning, instead of refusing the first. A
-        follow-up then follows what is left of its session.
+        follow-up then follows the rest of its session.
 
     Raises
     ------

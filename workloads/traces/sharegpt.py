@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads._checks import MAX_TOKENS, between, check_role, positive, whole
 from workloads.arrivals.base import MAX_REQUESTS, ArrivalProcess, arrival_times_s
-from workloads.chains import in_order
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
+from workloads.requests.chains import in_order
 from workloads.spec import RequestSpec
-from workloads.streams import Streams
 from workloads.traces.parsing.files import BadLines, no_rows, trace_path, warn
 from workloads.traces.parsing.json_values import json_values
 from workloads.traces.parsing.values import whole_problem
@@ -220,7 +220,7 @@ class ShareGptTraceReader:
 
 
 class _Texts:
-    """Ids of what is said, by all that was said before and the words themselves."""
+    """Ids of texts, by all texts before and the words themselves."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, bool, bytes, int], int] = {}

@@ -19,7 +19,7 @@ from workloads.traces.writing import losses
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from workloads.columns import SpecIterator
+    from workloads.requests.columns import SpecIterator
     from workloads.spec import RequestSpec
 
 _COLUMNS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")

@@ -1,4 +1,4 @@
-"""Results of ``vllm bench serve --save-detailed``: what was sent, and when."""
+"""Results of ``vllm bench serve --save-detailed``: its requests and their times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.traces.writing import losses
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from workloads.columns import SpecIterator
+    from workloads.requests.columns import SpecIterator
     from workloads.spec import RequestSpec
     from workloads.traces.parsing.requests import Row
 
@@ -174,9 +174,9 @@ def _problem(
 
 @dataclass(frozen=True, slots=True)
 class VllmBenchTraceWriter:
-    """Writer of what a result of ``vllm bench serve`` says of the requests sent.
+    """Writer of the requests sent, as a result of ``vllm bench serve`` holds them.
 
-    What a server did (``ttfts``, ``itls``, metrics) is not made up, so this is no
+    A server's times (``ttfts``, ``itls``, metrics) are not made up, so this is no
     complete result.
     """
 

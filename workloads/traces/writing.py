@@ -1,4 +1,4 @@
-"""Writing a trace: what a format loses, chains as rows, and whole files."""
+"""Writing a trace: losses by format, chains as rows, and whole files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.columns import RequestColumns
 from workloads.traces.parsing.files import trace_path
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _FIELDS: dict[str, tuple[str, Callable[[RequestSpec], bool]]] = {
         lambda request: bool(request.accepted_drafts),
     ),
 }
-"""By name: what it is, and whether a request has it."""
+"""By name: the field in words, and whether a request has it."""
 
 
 def losses(requests: Sequence[RequestSpec], kept: Collection[str]) -> list[str]:

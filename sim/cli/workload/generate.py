@@ -64,7 +64,7 @@ def generate(
 
 def _counted(requests: Sequence[RequestSpec]) -> str:
     """Return how many requests, and how many sessions they are, in words."""
-    from workloads.columns import RequestColumns
+    from workloads.requests.columns import RequestColumns
 
     counted = f"{len(requests):,} requests"
     if isinstance(requests, RequestColumns):

@@ -13,7 +13,7 @@ from sim.results.recording.tokens import Streaks
 from sim.results.tables.columns import Columns, Texts
 from sim.results.tables.memory import ResultTable
 from sim.scheduler.request import RequestStatus
-from workloads.long_arrays import Collector, chosen, parts_of, spilled, taken
+from workloads.requests.long_arrays import Collector, chosen, parts_of, spilled, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sim.results.tables.columns import Columns
 from sim.results.tables.percentiles import percentiles
 from sim.results.tables.steps import BATCH_ROWS
-from workloads.long_arrays import Collector, mapped, spilled
+from workloads.requests.long_arrays import Collector, mapped, spilled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

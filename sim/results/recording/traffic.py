@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from sim.results import schema
 from sim.results.tables.columns import Texts
-from workloads.chained import NONE, ChainedRequests
-from workloads.columns import RequestColumns, numbers
-from workloads.long_arrays import ArrayFile, Collector, parts, spilled, taken
+from workloads.requests.chained import NONE, ChainedRequests
+from workloads.requests.columns import RequestColumns, numbers
+from workloads.requests.long_arrays import ArrayFile, Collector, parts, spilled, taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.summary.provenance import scheduler_name
-from workloads.columns import RequestColumns, largest
+from workloads.requests.columns import RequestColumns, largest
 from workloads.traces import TRACE_READERS
 
 if TYPE_CHECKING:

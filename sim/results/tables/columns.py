@@ -1,6 +1,6 @@
 """Columns that grow by chunks of arrays: a few bytes a value, not an object.
 
-Long ones lie in files (`workloads.long_arrays`).
+Long ones lie in files (`workloads.requests.long_arrays`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results.tables.memory import Coded
-from workloads.long_arrays import ArrayFile, parts
+from workloads.requests.long_arrays import ArrayFile, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from workloads.long_arrays import ArrayFile, mapped, parts
+from workloads.requests.long_arrays import ArrayFile, mapped, parts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -29,7 +29,7 @@ from sim.studies.conformance.played_worker import (
     WorkerPace,
 )
 from sim.studies.conformance.sglang import SglangDriver
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import numpy as np
 from sim.errors import ConfigError
 from sim.hardware.models.kv_memory import KvMemory, kv_memory
 from workloads.analysis import prefix_curve
-from workloads.chains import has_chains
+from workloads.requests.chains import has_chains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from sim.hardware.models.bundled import load_model
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.workload import make_workload
 from sim.studies.sweeps.job import Job
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sim.studies.validation.observed import MeasuredError
-from workloads.chains import has_chains
+from workloads.requests.chains import has_chains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

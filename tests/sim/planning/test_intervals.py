@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.studies.planning.phases.outcome import bootstrap_interval, median_interval
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 NUM_PLANS, NUM_SEEDS = 400, 9
 

@@ -21,7 +21,7 @@ from sim.studies.planning.search.trial import (
     split_table,
     with_scale,
 )
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 
 def run_of(rate: float, num_requests: int = 600, **engine: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from workloads.analysis.description import (
     window_counts,
 )
 from workloads.analysis.sharing import own_block_size
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.columns import RequestColumns
 from workloads.traces import (
     AzureTraceReader,
     LlmServingSimTraceReader,

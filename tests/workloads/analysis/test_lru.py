@@ -19,7 +19,7 @@ from tests.workloads.analysis.plain_caches import (
 from tests.workloads.shared_traces import MOONCAKE, SHAREGPT, shared_trace
 from workloads.analysis.lru import TouchCounts, lru_curve
 from workloads.analysis.paths import NEVER, Marks, block_paths
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 from workloads.traces import LlmServingSimTraceReader, MooncakeTraceReader
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from tests.workloads.analysis.plain_caches import request
 from tests.workloads.analysis.test_lru import specs
 from tests.workloads.shared_traces import MOONCAKE, SHAREGPT, shared_trace
 from workloads.analysis import HitCurve, prefix_curve
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.columns import RequestColumns
 from workloads.traces import LlmServingSimTraceReader, MooncakeTraceReader
 
 if TYPE_CHECKING:

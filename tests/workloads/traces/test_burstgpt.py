@@ -7,7 +7,7 @@ import pytest
 
 from tests.workloads.traces.samples import read, write
 from workloads import RequestSpec, TraceFormatError, WorkloadError, WorkloadWarning
-from workloads.columns import SpecIterator
+from workloads.requests.columns import SpecIterator
 from workloads.traces import BurstGptTraceReader, BurstGptTraceWriter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from tests.shared import shared
 from tests.workloads.traces.samples import read, write
 from workloads import RequestSpec, TraceFormatError, WorkloadWarning
-from workloads.columns import SpecIterator
+from workloads.requests.columns import SpecIterator
 from workloads.traces import LlmServingSimTraceReader, LlmServingSimTraceWriter
 
 if TYPE_CHECKING:

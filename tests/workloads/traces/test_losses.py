@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.workloads.traces.samples import read
 from tests.workloads.traces.test_token_trie import num_common_segment_tokens
 from workloads import RequestSpec, WorkloadError
-from workloads.chains import in_order
+from workloads.requests.chains import in_order
 from workloads.traces import TRACE_WRITERS, TraceWriter, write_trace
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ import pytest
 
 from tests.workloads.traces.samples import FIRST_LINE, SAMPLES, read, write
 from workloads import TraceFormatError, WorkloadError, WorkloadWarning
-from workloads.sampling import MAX_WIDTH
-from workloads.streams import Streams
-from workloads.superposition import superposed
+from workloads.draws.streams import Streams
 from workloads.traces import (
     BurstGptTraceWriter,
     KvsimTraceWriter,
@@ -22,6 +20,8 @@ from workloads.traces import (
     write_trace,
 )
 from workloads.traces.parsing.values import MAX_SESSION_ID, session_numbers
+from workloads.transforms.sampling import MAX_WIDTH
+from workloads.transforms.superposition import superposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 
 from tests.workloads.traces.samples import read, write
 from workloads import RequestSpec, TraceFormatError
-from workloads.columns import SpecIterator
+from workloads.requests.columns import SpecIterator
 from workloads.traces import VidurTraceReader, VidurTraceWriter
 
 if TYPE_CHECKING:

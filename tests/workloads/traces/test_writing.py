@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.shared import shared
 from tests.workloads.traces.samples import SAMPLES, read, write
 from workloads import RequestColumns, RequestSpec, WorkloadError
-from workloads.chains import in_order
+from workloads.requests.chains import in_order
 from workloads.traces import (
     TRACE_READERS,
     TRACE_WRITERS,

@@ -131,7 +131,7 @@ class _Text:
                 if self._may_go_on(error) and self._read(size):
                     continue
                 raise self._no_json(error) from None
-            # A number may go on behind what has been read.
+            # A number may go on behind the text read so far.
             if end == len(self._buffer) and self._read(CHUNK_BYTES):
                 continue
             line_number = self.line_number

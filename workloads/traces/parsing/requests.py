@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workloads._numpy import np
-from workloads.columns import RequestColumns, SpecIterator
-from workloads.spec import RequestSpec
+from workloads.requests.columns import RequestColumns, SpecIterator
+from workloads.spec import RequestSpec, made
 from workloads.traces.parsing.files import no_rows, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT", bound="tuple[Any, ...]")
 Row = tuple[float, int, int, int]
 """``(time, line_number, num_prompt_tokens, num_output_tokens)``."""
-# What RequestSpec._make does, without its Python code.
-_made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
 _DEFAULTS = RequestSpec(0, 0.0, (), 1, 1)
 
 
@@ -113,8 +110,8 @@ def sharing_specs(
         session_ids,
         *map(repeat, _DEFAULTS[12:]),
     )
-    # Not strict: what is the same for all repeats without end.
-    return map(_made, zip(*fields, strict=False))
+    # Not strict: a value of all requests repeats without end.
+    return map(made, zip(*fields, strict=False))
 
 
 def own_prompts(lengths: Iterable[int]) -> Iterator[tuple[Segment, ...]]:

@@ -1,4 +1,4 @@
-"""Checks of what a trace says: lengths, times, JSON objects."""
+"""Checks of a trace's values: lengths, times, JSON objects."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sim.studies.planning.phases.candidates import Candidate
     from sim.studies.planning.search.binding import Binding
-    from workloads.streams import Streams
+    from workloads.draws.streams import Streams
 
 Point = dict[str, Any]
 _NUM_RESAMPLES = 2000

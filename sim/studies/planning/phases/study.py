@@ -21,7 +21,7 @@ from sim.studies.planning.search import tasks
 from sim.studies.planning.search.trial import with_scale
 from sim.studies.planning.spec import as_router
 from sim.studies.sweeps.job import Job
-from workloads.streams import Streams
+from workloads.draws.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.batch import BatchShape
 from sim.simulation.assemble import make_capacity, make_cost_model
-from workloads.columns import RequestColumns
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

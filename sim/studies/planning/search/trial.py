@@ -22,9 +22,9 @@ from sim.studies.planning.search.observation import (
     sample_of,
     values_of,
 )
-from workloads.columns import RequestColumns
-from workloads.splitting import replicas_of, share_of
+from workloads.requests.columns import RequestColumns
 from workloads.sums import added
+from workloads.transforms.splitting import replicas_of, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sim.simulation.pools import Pool
     from sim.studies.planning.search.observation import Sample
     from workloads.spec import RequestSpec
-    from workloads.splitting import SplitBy
+    from workloads.transforms.splitting import SplitBy
 
 REPORTED = (
     *(

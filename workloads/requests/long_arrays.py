@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 SPILLED_BYTES = 1 << 23
-"""Of an array in memory; what is longer goes to a file."""
+"""Of an array in memory; a longer one goes to a file."""
 PART_ROWS = 1 << 18
 """Of long arrays that are looked at part by part."""
 
@@ -129,7 +129,7 @@ def parts_of(
 ) -> Iterator[dict[str, Array]]:
     """Yield columns of one length part by part; there is one of no rows.
 
-    Files are mapped anew for each part, so that what was read is given back.
+    Files are mapped anew for each part, so that pages read before are given back.
     """
     wanted = {name: columns[name] for name in names}
     length = len(next(iter(wanted.values())))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from workloads._checks import between, check_order
-from workloads.normal import normal_quantile
+from workloads.draws.normal import normal_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

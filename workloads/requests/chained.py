@@ -1,7 +1,7 @@
-"""Requests that wait for one another and quote what was said, kept as columns.
+"""Requests that wait for one another and quote earlier text, kept as columns.
 
 Six million of them as objects would take 5 GB; their columns take 0.3, in files. Text
-that a prompt has in common with what it goes on from is kept once.
+that a prompt has in common with the request before is kept once.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 from workloads._numpy import np
-from workloads.long_arrays import Collector, collected, parts, spilled
-from workloads.spec import RequestSpec
+from workloads.requests.long_arrays import Collector, collected, parts, spilled
+from workloads.spec import RequestSpec, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.signedinteger[Any]]
 
-_made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
-
 NONE: Final = -1
-"""In a column, what is None of a request."""
+"""In a column, for None of a request."""
 _HELD: Final = 1 << 16
 """Numbers that are held before they go into a column."""
 
@@ -97,7 +94,7 @@ class ChainedRequests(Requests):
     manner
         Position in `manners` of each request, by arrival.
     manners
-        What there is of them.
+        The different manners.
     """
 
     row: Integers
@@ -183,7 +180,7 @@ class ChainedRequests(Requests):
         row = self.row.item(place)
         manner = self.manners[self.manner.item(place)]
         session_id, previous = self.session_id.item(row), self.previous.item(row)
-        return _made(
+        return made(
             (
                 place,
                 self.arrival_s.item(row),
@@ -237,7 +234,7 @@ class Gathering:
         self._num_own = 0
         self._manners: dict[Manner, int] = {}
         self._session_id: int | None = None
-        # What was said in the session that was added last, by request.
+        # Prompt and output of each request of the session that was added last.
         self._said: dict[int, tuple[Segment, ...]] = {}
 
     def add(self, request: RequestSpec) -> None:
@@ -273,7 +270,7 @@ class Gathering:
         """Return the first request by id that breaks a rule, and the ids before.
 
         Ids are unique, previous ones smaller, and delays finite and not negative. Of
-        the request only what says so is filled in.
+        the request only the fields that break a rule are filled in.
         """
         ids, by_id, previous_rank = self._ranks()
         delay_s = self._columns["delay_s"].mapped()[by_id]
@@ -315,7 +312,7 @@ class Gathering:
         return ids, by_id, found
 
     def in_order(self) -> ChainedRequests:
-        """Return all by arrival, equal ones by id; see `workloads.chains.in_order`."""
+        """Return all by arrival, equal ones by id; see `chains.in_order`."""
         columns = {name: self._columns[name].mapped() for name in _GATHERED}
         _, by_id, previous_rank = self._ranks()
         previous = np.full(len(by_id), NONE, dtype="int32")

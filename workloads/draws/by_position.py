@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from workloads._checks import MAX_TOKENS, check_role
 from workloads._numpy import np
-from workloads.counts import MAX_COUNT
-from workloads.durations import MAX_SECONDS
+from workloads.draws.counts import MAX_COUNT
+from workloads.draws.durations import MAX_SECONDS
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from workloads.counts import CountDistribution
-    from workloads.durations import DurationDistribution
+    from workloads.draws.counts import CountDistribution
+    from workloads.draws.durations import DurationDistribution
+    from workloads.draws.streams import Streams
     from workloads.lengths import LengthDistribution
-    from workloads.streams import Streams
 
 
 class _ByQuantile(Protocol):

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 from workloads._checks import MAX_TOKENS
 from workloads._numpy import np
-from workloads.chained import NONE, ChainedRequests, Requests
 from workloads.errors import WorkloadError
-from workloads.spec import RequestSpec
+from workloads.requests.chained import NONE, ChainedRequests, Requests
+from workloads.spec import RequestSpec, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-# Specs made at once: few enough that what was made is not the memory that was saved.
+# Specs made at once: few enough not to take the memory that columns save.
 _CHUNK = 4096
-
-# What RequestSpec._make does, without its Python code.
-_made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
 
 _DRAWN = (
     *("priority", "best_of", "beam_width", "beam_switch_share", "slo_class"),
@@ -193,8 +189,8 @@ class RequestColumns(Requests):
             _values(self.ends_at_stop, start, stop),
             repeat(()),
         )
-        # Not strict: what is the same for all repeats without end.
-        return map(_made, zip(*columns, strict=False))
+        # Not strict: a value of all requests repeats without end.
+        return map(made, zip(*columns, strict=False))
 
 
 class SpecIterator(Iterator[RequestSpec]):
@@ -219,7 +215,7 @@ def _values(value: Any, start: int, stop: int) -> Iterable[Any]:
 
 
 def _broken(rule: str) -> WorkloadError:
-    return WorkloadError(f"columns of requests must {rule}; mend what made them")
+    return WorkloadError(f"columns of requests must {rule}; mend their maker")
 
 
 def arrivals_s(requests: Sequence[RequestSpec]) -> Sequence[float]:

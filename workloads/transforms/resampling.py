@@ -3,7 +3,7 @@
 A trace is one sample of its traffic. To say how sure a result is that was found with
 it, the trace is resampled: windows of a fixed length that begin anywhere in it, with
 replacement. Arrivals and lengths within a window stay as they were recorded, bursts
-included; what lasts longer than a window (a rush hour) is torn apart. This is the
+included; a rush hour that lasts longer than a window is torn apart. This is the
 circular block bootstrap (Politis and Romano, 1992): a window that reaches beyond the
 end goes on at the start, so that every moment is as likely as any other.
 """
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 from workloads._checks import positive, whole
 from workloads._numpy import np
 from workloads.arrivals.base import MAX_REQUESTS
-from workloads.chains import in_order
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
-from workloads.superposition import CopyNames, roots_of
+from workloads.requests.chains import in_order
+from workloads.requests.columns import RequestColumns
+from workloads.transforms.superposition import CopyNames, roots_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from workloads.draws.streams import Streams
     from workloads.spec import RequestSpec
-    from workloads.streams import Streams
 
     Drawn = tuple[NDArray[np.int64], NDArray[np.float64]]
 

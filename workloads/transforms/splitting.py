@@ -1,4 +1,4 @@
-"""Traffic split over replicas of an engine: what each of them gets to see.
+"""Traffic split over replicas of an engine: the requests that each of them gets.
 
 A router that knows nothing of its engines sends requests at random, or in turn. Split
 at random, bursts stay bursts and a Poisson process stays one; in turn, arrivals at each
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from workloads._checks import one_of, whole
 from workloads._numpy import np
-from workloads.chains import in_order
-from workloads.columns import RequestColumns
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
-from workloads.streams import Streams
-from workloads.superposition import roots_of
+from workloads.requests.chains import in_order
+from workloads.requests.columns import RequestColumns
+from workloads.transforms.superposition import roots_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class SplitWorkload:
     Parameters
     ----------
     workload
-        What reaches the router.
+        All requests before the router.
     num_replicas
         Engines behind it.
     replica

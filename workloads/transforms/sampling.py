@@ -1,7 +1,7 @@
 """How requests sample, drawn per request: samples, beams, priorities, ends of outputs.
 
 Traces and length distributions say when requests come and how long they are; this says
-what else a request asks for.
+the other wishes of a request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, between, one_of, whole
-from workloads.chained import NONE, ChainedRequests
-from workloads.columns import RequestColumns, numbers
+from workloads.draws.streams import Streams
 from workloads.errors import WorkloadError
-from workloads.long_arrays import parts
-from workloads.streams import Streams
+from workloads.requests.chained import NONE, ChainedRequests
+from workloads.requests.columns import RequestColumns, numbers
+from workloads.requests.long_arrays import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ MAX_WIDTH = 256
 _MAX_PRIORITY = 10**9
 
 OUTPUT_ENDS: Final = ("stop", "length")
-"""What ends an output: a token that stops it, or the length that was asked for."""
+"""Ends of an output: a token that stops it, or the length that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SampledWorkload:
     """A workload whose requests ask for samples, beams, priorities or service levels.
 
     Each of them has a random stream of its own, so changing one changes nothing else.
-    What is left at its default stays as the workload says. Requests that wait for one
+    A field left at its default stays as the workload has it. Requests that wait for one
     another, and those of one session, have one priority and one service level.
 
     Parameters
@@ -76,7 +76,7 @@ class SampledWorkload:
     slo_class
         Name of the service level that requests were promised, for reports.
     output_end
-        One of `OUTPUT_ENDS`, shares of both, or None for what the requests say.
+        One of `OUTPUT_ENDS`, shares of both, or None for the requests' own.
         Recorded traces are taken to end at stop tokens.
     seed
         Seed of the streams.
@@ -147,7 +147,7 @@ class SampledWorkload:
         }
 
     def _classes(self, requests: Sequence[RequestSpec]) -> dict[str, Any]:
-        """Draw what a whole session has in common, if it is to be drawn."""
+        """Draw the values that a whole session has in common, if any are drawn."""
         wanted = ["slo_class"] if self.slo_class else []
         if self.priority != 0 and not _is_ranked(self.priority):
             wanted.insert(0, "priority")

@@ -1,9 +1,9 @@
 """Chains: requests that wait for the end of another, and their order.
 
 A follow-up names the request that must have ended (`RequestSpec.previous_id`) and the
-time from then to its sending (`RequestSpec.delay_s`). When that is, only a simulation
-knows; what is known before is the earliest that it can be, had the request before taken
-no time at all. Requests are ordered by it.
+time from then to its sending (`RequestSpec.delay_s`). Only a simulation knows when that
+is; before, only the earliest time is known, had the request before taken no time at
+all. Requests are ordered by it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from workloads.chained import ChainedRequests, Gathering
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.chained import ChainedRequests, Gathering
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence

@@ -1,7 +1,7 @@
 """More of the same traffic: shifted copies of a trace laid over each other.
 
 Two ways to raise the rate of a trace. *Compression* divides all times: the same users
-act faster, and bursts become as many times denser. *Superposition* has more users who
+act faster, and bursts become as many times denser. *Superposition* has more users that
 each act as recorded, at other times of the day: the rate is the same, but bursts of one
 copy fall between those of another, so that the sum is smoother the more copies there
 are, and tends to a Poisson process.
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from workloads._numpy import np
 from workloads.arrivals.base import MAX_REQUESTS
-from workloads.chains import in_order
-from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
+from workloads.requests.chains import in_order
+from workloads.requests.columns import RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from workloads.draws.streams import Streams
     from workloads.spec import RequestSpec, Segment
-    from workloads.streams import Streams
 
 
 def superposed(
@@ -43,7 +43,7 @@ def superposed(
     Of 2.4 copies the third holds each chain with probability 0.4: thinning at random is
     the inverse of superposition, and leaves the rate 2.4 times as high, on average.
     With `copies_share_text` the prompts of all copies are the same text, as if of the
-    same users; else each copy's text is its own. What is generated is always a copy's
+    same users; else each copy's text is its own. Generated text is always a copy's
     own.
 
     Columns give columns, unless copies share text; their texts are numbered anew, those

@@ -1,0 +1,1 @@
+"""Requests kept as columns, and those that wait for one another."""

@@ -1,0 +1,1 @@
+"""Workloads made of others: more of the same, resampled, split, asking otherwise."""
