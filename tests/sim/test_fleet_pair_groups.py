@@ -173,6 +173,17 @@ def test_a_load_begins_behind_what_attention_has_wherever_states_are() -> None:
     tables.check([first, second])
 
 
+def test_copies_that_are_held_are_those_of_their_call() -> None:
+    """A group without any in a call has some in the next one, by a list of its own."""
+    layout = KVCacheLayout.of_one_group(20, 4)
+    tables = BlockTables(layout, EngineLimits(48, 48, 48), enable_caching=True)
+    (manager,) = tables.managers
+    held = manager.end_call()
+    block = tables.pool.get_new_blocks(1)[0]
+    manager.copies.append((block, block))
+    assert held == []
+
+
 def test_a_lone_request_reads_what_its_windows_reach() -> None:
     """Of 1,000 tokens 63 blocks are of full attention, and 9 of windows of 128."""
     links = {"bytes_per_s": 1e9, "latency_s": 0.01, "descriptor_s": 1e-5}

@@ -428,7 +428,7 @@ class GroupManager(ABC):
     def end_call(self) -> Copies:
         """Note that the scheduler's call is over; return its copies, held still."""
         if not self.copies:
-            return self.copies
+            return []
         copies, self.copies = self.copies, []
         self._copied += [block for pair in copies for block in pair]
         return copies
