@@ -13,7 +13,8 @@ from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable  # noqa: TC001 - pydantic's
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
-from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow, check_tiers
+from sim.config.pair_tiers import check_tiers
+from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow
 from sim.config.plugins import refuse_plugins
 from sim.config.types import ConfigTable, Kind, Limit
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from cache.tiers.extents import Hold
     from cache.tiers.places import Ints, Keys
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.connectors.offloading import OffloadingConnector
-    from sim.scheduler.v1.connectors.pulling import PairConnector
 
 
 class JobKind(Enum):
@@ -265,13 +263,13 @@ class KVConnector(Protocol):
         ...
 
     @property
-    def offloading(self) -> OffloadingConnector | None:
-        """The part of it that has a tier, if any."""
+    def offloading(self) -> Any:
+        """The part of it that has a tier, or None."""
         ...
 
     @property
-    def pairing(self) -> PairConnector | None:
-        """The part of it that is one side of a pair, if any."""
+    def pairing(self) -> Any:
+        """The part of it that is one side of a pair, or None."""
         ...
 
     def keeps_loads(self, request: Request) -> bool:

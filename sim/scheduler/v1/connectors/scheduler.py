@@ -219,10 +219,8 @@ class ConnectorScheduler(Scheduler):
 
     def _head(self, request: Request) -> Head | None:
         """Look up a head; None to ask again in another call."""
-        num_computed = request.num_computed_tokens
-        if request.table is not None and (
-            num_computed or self.connector.keeps_loads(request)
-        ):
+        num_computed, has_table = request.num_computed_tokens, request.table is not None
+        if has_table and (num_computed or self.connector.keeps_loads(request)):
             return Head(NOTHING_FOUND, num_computed, 0, False, is_looked_up=False)
         return self._heads.look_up(request)
 
@@ -424,8 +422,7 @@ class ConnectorScheduler(Scheduler):
         self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED_ERROR)
         request.reason = "its blocks could not be read (kv_load_failure_policy: fail)"
-        num_tokens = request.num_computed_tokens
-        self.connector.request_finished(request, no_blocks, num_tokens)
+        self.connector.request_finished(request, no_blocks, request.num_computed_tokens)
         self._end(request)
         self.delayed[request] = None
         self.failed.append(request)
