@@ -75,8 +75,6 @@ class Engine:
 
     Attributes
     ----------
-    num_steps
-        Steps taken so far.
     num_unread
         Requests that came since a turn with other ranks began.
     is_interruptible
@@ -132,8 +130,7 @@ class Engine:
         self.listeners: list[StepListener] = []
         self.empty_steps = EmptySteps()
         self.is_alone = True
-        self.stop_requested = False
-        self.stalled = False
+        self.stop_requested = self.stalled = False
         log = recorder.steps
         most = getattr(scheduler, "max_concurrent_batches", 1)
         is_clocked = forms_itself(scheduler) and not stepwise
