@@ -117,9 +117,8 @@ class Replicas(Engines):
                 self._ranks[place] = ranks
         self.roster = Roster(len(engines))
         self.autoscalers: list[Scaler] = []
-        self.num_submitted = 0
         self._planned_s: dict[int, float] = {}  # ends of starts, and of drains
-        self.num_refused = 0
+        self.num_submitted = self.num_refused = 0
         self._is_wanted = [True] * len(engines)
         self._events = sorted(events, key=lambda event: event.time_s)
         self._next_event_s = self._events[0].time_s if events else inf
@@ -288,9 +287,8 @@ class Replicas(Engines):
                 engine.done.callbacks.append(died)
         self._let_end(ranks)
 
-    def _died(self, place: int, dying: set[int], end: simpy.Event) -> None:
+    def _died(self, place: int, dying: set[int], _: simpy.Event) -> None:
         """Take note that an engine of a replica has ended its last step."""
-        del end
         dying.remove(place)
         if not dying:
             self._move(place, ReplicaState.OFF)
