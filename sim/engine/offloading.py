@@ -132,7 +132,8 @@ class OffloadedSteps(ReportedSteps):
     def leave(self) -> None:
         if self._behind is not None:
             self._behind.leave(self._formed_s)
-        self._transfers.note_gone(max(self._formed_s, self._end_s))
+        latest_s = self._steps.ends_s[-1:]  # quiet steps may have come since
+        self._transfers.note_gone(max(self._formed_s, self._end_s, *latest_s))
 
     @property
     def has_news(self) -> bool:

@@ -323,6 +323,19 @@ def test_stepwise_it_is_the_same(pools: tuple[int, ...], ahead: bool) -> None:
     is_the_same_stepwise(fleet, engine, num_requests=50)
 
 
+def test_a_tier_is_gone_when_the_last_quiet_step_has_ended() -> None:
+    """A decoder drains with decodes alone, which are written down at once."""
+    events = [event(0.68, "drain", 2), event(0.8, "drain", 3), event(1.24, "start", 3)]
+    engine = TIGHT | {
+        "num_gpu_blocks_override": 45,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 64,
+        "async_scheduling": True,
+    }
+    fleet = tiered(1, events=events, links={"bytes_per_s": 1e9, "handshake_s": 0.01})
+    is_the_same_stepwise(fleet, engine, num_requests=40)
+
+
 def test_a_prefiller_dies_while_it_stores() -> None:
     slow = TIER | {"kv_offloading_link": {"store_bytes_per_s": 2e8}}
     events = [event(0.4, "die", 0), event(0.9, "start", 0)]
