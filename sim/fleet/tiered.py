@@ -63,7 +63,8 @@ class TieredSteps(ReportedSteps):
 
     @property
     def asks(self) -> bool:
-        return self.side.asks or self.tier.asks
+        # A port that is taken, or free again, is an event of its own.
+        return self.port is not None or self.side.asks or self.tier.asks
 
     @property
     def awaits(self) -> bool:
