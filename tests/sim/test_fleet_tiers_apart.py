@@ -336,6 +336,20 @@ def test_a_tier_is_gone_when_the_last_quiet_step_has_ended() -> None:
     is_the_same_stepwise(fleet, engine, num_requests=40)
 
 
+def test_a_step_in_which_a_port_is_taken_is_looked_up_from() -> None:
+    """In chunks: what a step's stores take is set at events, which have an order."""
+    link = {"kv_offloading_link": {"store_bytes_per_s": 2e9}}
+    engine = TIGHT | {
+        "num_gpu_blocks_override": 45,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 64,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+    fleet = tiered(0, tier=TIER | link, links={"bytes_per_s": 1e8})
+    is_the_same_stepwise(fleet, engine, num_requests=40)
+
+
 def test_a_prefiller_dies_while_it_stores() -> None:
     slow = TIER | {"kv_offloading_link": {"store_bytes_per_s": 2e8}}
     events = [event(0.4, "die", 0), event(0.9, "start", 0)]
