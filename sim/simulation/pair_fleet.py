@@ -214,7 +214,7 @@ class PairFleet(Fleet):
                 recorder = self._recorders.of_rank[each["engine"]]
                 if isinstance(recorder, PromptRecorder):
                     each["num_prompts"] = recorder.num_prompts
-                    each["num_computed_prompt_tokens"] = recorder.num_prompt_tokens
+                    each["num_computed_prompt_tokens"] = recorder.num_computed_tokens
             if pool["role"] == "prefill":
                 for key in ("num_prompts", "num_computed_prompt_tokens"):
                     pool[key] = sum(each[key] for each in engines)

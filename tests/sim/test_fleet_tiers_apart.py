@@ -76,6 +76,21 @@ def test_prefillers_load_prompts_from_their_tier(ahead: bool) -> None:
     assert summary["transfers"]["num_transfers"] == 36
     loaded = results.requests["num_loaded_tokens"]  # at prefillers, which have no rows
     assert loaded.sum() == loads["num_tokens"].sum()
+    num_tokens = results.requests["num_prompt_tokens"].sum()
+    prefill, _ = summary["pools"]
+    assert prefill["num_computed_prompt_tokens"] == num_tokens - loaded.sum()
+
+
+def test_what_prefillers_find_they_do_not_compute() -> None:
+    results = sessions_of(fleet_of(), async_scheduling=False).run()
+    num_tokens = results.requests["num_prompt_tokens"].sum()
+    steps = results.steps
+    computed = steps[steps["engine"] < 2].groupby("engine")["num_prefill_tokens"].sum()
+    assert 0 < computed.sum() < num_tokens
+    told = [
+        each["num_computed_prompt_tokens"] for each in results.summary["engines"][:2]
+    ]
+    assert told == computed.tolist()
 
 
 def test_figures_tell_loads_from_what_decoders_read() -> None:

@@ -38,20 +38,21 @@ class PromptRecorder(Recorder):
 
     Attributes
     ----------
-    num_prompts, num_prompt_tokens
-        Prompts computed for others, and their tokens.
+    num_prompts, num_computed_tokens
+        Prompts for others, and tokens of them that were neither found nor loaded.
     """
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.num_prompts = 0
-        self.num_prompt_tokens = 0
+        self.num_computed_tokens = 0
 
     def finished(self, requests: Sequence[Request], num_later_steps: int = 0) -> None:
         """Take note of prompts that were computed; another engine has their rows."""
         for request in requests:
             self.moved(request)
-            self.num_prompt_tokens += request.num_prompt_tokens
+            num_hits = request.num_cached_tokens
+            self.num_computed_tokens += request.num_prompt_tokens - num_hits
         self.num_prompts += len(requests)
         row = len(self.steps.ends_s) - 1 - num_later_steps
         self.steps.finished.append((row, len(requests)))
