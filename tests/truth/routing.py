@@ -60,7 +60,8 @@ class Groups(NamedTuple):
     ) -> Iterator[RequestSpec]:
         """Yield the requests of stages, a rate and seconds each, after another.
 
-        Each begins so long after the one before that it finds the engines idle.
+        Each begins so long after the one before that it finds the engines idle. The
+        client states the length of its answers, and ignores stop tokens.
         """
         rng = np.random.default_rng(0)
         order = rng.permutation(self.num_groups * self.num_prompts)
@@ -83,6 +84,7 @@ class Groups(NamedTuple):
                 ),
                 num_output_tokens=self.num_output_tokens,
                 output_segment=2 * (first_output + number) + 1,
+                ends_at_stop=False,
             )
 
 

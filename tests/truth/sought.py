@@ -616,22 +616,26 @@ _LONGER: Final = ((15.0, 50.0), *EIGHT.durations_s.items())
 
 
 def _alike(
-    router: Mapping[str, Any], measured: Mapping[float, tuple[float, float]]
+    router: Mapping[str, Any],
+    measured: Mapping[float, tuple[float, float]],
+    *,
+    is_sglang: bool = False,
 ) -> Ladder:
+    engine: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "gpu": "h100_sxm"}
+    engine["tensor_parallel_size"] = 2
+    if is_sglang:
+        engine |= {"scheduler": "sglang", "mem_fraction_static": 0.9}
+    else:
+        engine |= {"gpu_memory_utilization": 0.95, "block_size": 64}
+        engine["engine_version"] = "0.19"
+    first_token = "p90 TTFT" if is_sglang else "TTFT"
     return Ladder(
-        f"Qwen3-32B, routed by {router['kind']}",
-        {
-            "model": "Qwen/Qwen3-32B",
-            "gpu": "h100_sxm",
-            "tensor_parallel_size": 2,
-            "gpu_memory_utilization": 0.95,
-            "block_size": 64,
-            "engine_version": "0.19",
-        },
+        f"Qwen3-32B{' on SGLang' if is_sglang else ''}, routed by {router['kind']}",
+        engine,
         {"pools": [{"name": "main", "replicas": 8}], "router": dict(router)},
         Groups(150, 5, 6_000, 1_200, 1_000),
         {
-            rate: {"output/s": per_s, "TTFT": ttft_s}
+            rate: {"output/s": per_s, first_token: ttft_s}
             for rate, (per_s, ttft_s) in measured.items()
         },
         _LONGER,
@@ -692,6 +696,63 @@ ROUTED: Final = (
 connection, and llm-d's router; its fourth score, for engines that were long without a
 miss, is not built (llm-d, commit 0aa9f33, ``guides/precise-prefix-cache-routing``). The
 release is that of its tokenizer."""
+SGLANG_ROUTED: Final = (
+    _alike(
+        {"kind": "random"},
+        {
+            3.0: (1_647, 0.867),
+            10.0: (4_644, 1.656),
+            15.0: (5_740, 1.396),
+            20.0: (6_018, 33.849),
+            22.0: (5_843, 35.845),
+            25.0: (5_906, 39.469),
+            30.0: (5_831, 43.176),
+            35.0: (5_746, 47.802),
+            40.0: (6_629, 119.486),
+            43.0: (6_828, 151.379),
+            46.0: (6_686, 125.039),
+            49.0: (6_285, 126.431),
+            52.0: (6_488, 131.208),
+            55.0: (5_855, 129.790),
+            57.0: (5_769, 129.604),
+            60.0: (5_642, 172.690),
+        },
+        is_sglang=True,
+    ),
+    _alike(
+        {
+            "kind": "llm_d",
+            "queue_weight": 2.0,
+            "kv_cache_weight": 2.0,
+            "prefix_weight": 3.0,
+        },
+        {
+            3.0: (1_536, 0.148),
+            10.0: (4_838, 0.161),
+            15.0: (7_056, 0.173),
+            20.0: (11_077, 0.244),
+            22.0: (11_693, 0.152),
+            25.0: (12_063, 0.157),
+            30.0: (12_675, 0.161),
+            35.0: (13_066, 0.156),
+            40.0: (14_463, 0.303),
+            43.0: (14_399, 0.222),
+            46.0: (14_561, 0.236),
+            49.0: (14_493, 0.212),
+            52.0: (14_578, 0.217),
+            55.0: (14_711, 0.231),
+            57.0: (14_954, 0.413),
+            60.0: (14_839, 0.437),
+        },
+        is_sglang=True,
+    ),
+)
+"""The same eight and the same traffic with SGLang (llm-d, commit 17e359c,
+``guides/optimized-baseline``). Its share of the memory is its manifest's (commit
+83bb7c1). The release is not told: a table of the repository has 0.5.13.post1, 0.5.9
+stands in. The router that was measured filters by prefixes and by tokens in flight,
+which is not built: the weights of `ROUTED` with an approximate index stand in. Of
+requests that failed behind the service, 199 of all, the rates are not told."""
 OSS_ROUTED: Final = Ladder(
     "gpt-oss-120b, routed by random",
     _OSS_120B
@@ -740,7 +801,7 @@ def rows() -> Iterator[str]:
     """Yield a line a case and a stage: what was measured, and signed errors in %."""
     for case in CASES:
         yield _line(case.name, case.errors())
-    for ladder in (*TIERS, EVICTION, *ROUTED, OSS_ROUTED):
+    for ladder in (*TIERS, EVICTION, *ROUTED, *SGLANG_ROUTED, OSS_ROUTED):
         for rate, errors in ladder.errors().items():
             yield _line(f"{ladder.name}, {rate:.0f} requests/s", errors)
 

@@ -12,6 +12,7 @@ from tests.truth.sought import (
     NO_PEER,
     OSS_ROUTED,
     ROUTED,
+    SGLANG_ROUTED,
     SINKS_A100,
     TIERS,
     TWO_H100,
@@ -103,6 +104,18 @@ def test_a_router_is_worth_what_it_was() -> None:
     assert max(abs(of["output/s"]) for of in blind.values()) <= 15.0
     assert max(abs(of["output/s"]) for of in by_prefix.values()) <= 13.0
     assert all(-27.0 <= of["TTFT"] <= -7.0 for of in blind.values())
+
+
+@pytest.mark.slow
+def test_sglang_lets_in_at_once_what_it_did() -> None:
+    """It keeps room for the limit that the client states: first tokens wait for it."""
+    blind, by_prefix = (ladder.errors() for ladder in SGLANG_ROUTED)
+    assert max(abs(of["output/s"]) for of in blind.values()) <= 27.0
+    full = [of["p90 TTFT"] for rate, of in blind.items() if rate >= 20.0]
+    assert -30.0 <= min(full) <= max(full) <= 0.0
+    loaded = [of["output/s"] for rate, of in by_prefix.items() if rate > 3.0]
+    assert max(map(abs, loaded)) <= 6.0
+    assert all(-75.0 <= of["p90 TTFT"] <= -35.0 for of in by_prefix.values())
 
 
 @pytest.mark.slow
