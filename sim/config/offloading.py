@@ -158,19 +158,21 @@ def _check_connector(table: KVTransferTable, size: float | None) -> None:
     name, extra = table.kv_connector, table.extra
     if name not in (None, CONNECTOR):
         raise ValueError(
-            f"kv_transfer_config.kv_connector: {CONNECTOR} is built, others are not "
-            f"(disaggregation among them), got {name!r}; name it, or remove the table"
+            f"kv_transfer_config.kv_connector: must be {CONNECTOR}, got {name!r}; name "
+            f"it, or remove the table (roles of fleet.pools let engines prefill and "
+            f"decode apart)"
+        )
+    needs_role = name is not None and size is None
+    if table.kv_role != "kv_both" and (needs_role or table.kv_role is not None):
+        raise ValueError(
+            f"kv_transfer_config.kv_role: {CONNECTOR} stores and loads, got "
+            f"{table.kv_role!r}; set it to kv_both"
         )
     if size is None:
         if name is None:
             raise ValueError(
                 f"kv_transfer_config.kv_connector: must be named without "
                 f"kv_offloading_size; set it to {CONNECTOR}"
-            )
-        if table.kv_role != "kv_both":
-            raise ValueError(
-                f"kv_transfer_config.kv_role: {CONNECTOR} stores and loads, got "
-                f"{table.kv_role!r}; set it to kv_both"
             )
         if extra.cpu_bytes_to_use is None:
             raise ValueError(

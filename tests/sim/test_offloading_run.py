@@ -387,7 +387,14 @@ def test_what_is_written_back_is_what_the_pool_gives_up(
         ),
         (
             {"kv_transfer_config": {"kv_connector": "NixlConnector"}},
-            "OffloadingConnector is built, others are not",
+            "must be OffloadingConnector, got 'NixlConnector'; .*roles of fleet.pools",
+        ),
+        (
+            {
+                "kv_offloading_size": 1.0,
+                "kv_transfer_config": {"kv_role": "kv_producer"},
+            },
+            "kv_role: OffloadingConnector stores and loads, got 'kv_producer'",
         ),
         (
             {
