@@ -15,6 +15,7 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.fleet.network import Network
 from sim.results.recording.transfers import transfer_rows
+from sim.scheduler.v1.connectors.base import JobKind
 from sim.simulation.run import Simulation
 from sim.views.plots.run.tables import Tables
 from sim.views.plots.run.tiers import by_source, tier_ttft
@@ -371,6 +372,31 @@ def test_a_prefiller_dies_while_it_stores() -> None:
     connector = {"kv_load_failure_policy": "recompute"}
     fleet = tiered(0, 1, tier=slow, events=events, connector=connector)
     assert checked(simulation_of(fleet)).summary["completed"] == 90
+
+
+def test_clients_leave_while_a_prefiller_loads() -> None:
+    """The run ends before the last load does, which holds blocks until then."""
+    slow = TIER | {"kv_offloading_link": {"load_bytes_per_s": 1e7}}
+    data = data_of(TIGHT | {"enable_prefix_caching": False}, None)
+    data["workload"] = SESSIONS | {"client": {"timeout_s": 0.4, "max_retries": 0}}
+    simulation = Simulation(parse_config(data | {"fleet": tiered(0, tier=slow)}))
+    assert checked(simulation).summary["aborted"] > 0
+    engines: Any = simulation.engine
+    prefillers = [each.scheduler for each in engines.engines[:2]]
+    assert any(each.delayed for each in prefillers)
+
+
+def test_a_prefiller_dies_while_it_loads() -> None:
+    """Nothing tells an engine that is gone of the end of its loads."""
+    slow = TIER | {"kv_offloading_link": {"load_bytes_per_s": 1e7}}
+    events = [event(1.3, "die", 0)]
+    fleet = tiered(0, tier=slow, events=events, router={"kind": "session"})
+    simulation = sessions_of(fleet, enable_prefix_caching=False)
+    assert checked(simulation).summary["completed"] == 36
+    engines: Any = simulation.engine
+    dead = engines.engines[0]
+    assert dead.beside.tier.link.is_copying(JobKind.LOAD)
+    assert len(dead.scheduler.delayed) == 2
 
 
 @pytest.mark.slow
