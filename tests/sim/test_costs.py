@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.config.plug import build
@@ -206,8 +206,14 @@ def test_an_empty_step_costs_host_time_only(kind):
     assert cost.total_s == cost.host_s > 0.0
 
 
+ROUNDING = 1e-15
+"""Of a step that waits for its launches: what remains of them is one of the parts, the
+sum of which may come out a last bit smaller."""
+
+
 @every_model
 @given(shape=shapes(), field=st.sampled_from(BatchShape._fields), more=st.integers(1))
+@example(BatchShape(2, 2, 1, 2, 3, 5, 0, 0, 0), "num_decode_context_tokens", 1)
 def test_more_work_never_costs_less(kind, shape, field, more):
     more = more % 10_000 + 1
     grown = shape._replace(**{field: getattr(shape, field) + more})
@@ -218,7 +224,9 @@ def test_more_work_never_costs_less(kind, shape, field, more):
             num_prefill_context_tokens=context + more,
             num_prefill_attention_pairs=shape.num_prefill_attention_pairs + pairs,
         )
-    assert MODELS[kind].step(grown).total_s >= MODELS[kind].step(shape).total_s
+    rounding = ROUNDING if kind.startswith("launched") else 0.0
+    least_s = MODELS[kind].step(shape).total_s * (1 - rounding)
+    assert MODELS[kind].step(grown).total_s >= least_s
 
 
 @every_model
