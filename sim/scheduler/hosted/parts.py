@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.base import TransferReport
 
 
-class HostedPart:
+class HostedPart(ABC):
     """Base of connectors of which an engine may have several.
 
     Parameters
@@ -36,11 +37,11 @@ class HostedPart:
             return asked
         return self._engine.api.attribute(asked, "metadata")[self._place]
 
+    @abstractmethod
     def told(
         self, report: TransferReport, now_s: float
     ) -> tuple[dict[str, Any], list[Request]]:
-        """Return what their workers tell, by its names there, and who has loaded."""
-        raise NotImplementedError
+        """Return a report by its names there, and the requests that have loaded."""
 
     def reported(
         self, report: TransferReport, now_s: float
