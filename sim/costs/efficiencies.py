@@ -74,7 +74,7 @@ lies between, so both stay with it."""
 
 
 CHIP_SOURCE: Final = (
-    "aiconfigurator-core 0.12, tables of this chip; see sim/costs/efficiencies.py"
+    "aiconfigurator-core 0.12, tables of this chip; see sim/costs/README.md"
 )
 
 

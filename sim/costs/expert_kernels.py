@@ -107,7 +107,7 @@ Compute of 16 bits on an RTX PRO 6000 is between that table and LLMServingSim's.
 START_INTERVAL_S: Final = (0.0, 48e-6)
 EXPERT_KERNELS: Final = (
     "MoE tables of aiconfigurator-core 0.12, by chip and precision; see "
-    "sim/costs/expert_kernels.py"
+    "sim/costs/README.md"
 )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 COLLECTIVES: Final = {
     "within": "nine of ten published all-reduces within 13 to 30 %; see "
-    "sim/costs/collectives.py"
+    "sim/costs/README.md"
 }
 GRAPHS: Final = {
     "source": "sizes that the release captures, vLLM config/vllm.py; what filling up "
