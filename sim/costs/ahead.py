@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sim.costs.base import pricer_of
+from sim.costs.pricing import ends_ahead_of
 from sim.costs.sources import scheduling_told
 from sim.scheduler.generation import SCHEDULE_REQUEST_S, HostRule
 
 if TYPE_CHECKING:
-    from sim.costs.base import CostModel, StepCost
+    from sim.costs.base import CostModel, DecodeEnds, StepCost
     from sim.scheduler.batch import BatchShape
 
 _V1: Final = HostRule(SCHEDULE_REQUEST_S)
@@ -76,6 +77,11 @@ class HostAhead:
             return 0.0, total_s
         prepare_s = min(self.prepare_s, total_s)
         return prepare_s + self._schedule_request_s * num_rows, total_s - prepare_s
+
+    def decode_ends(self, num_decodes: int) -> DecodeEnds:
+        """Return the ends of steps of the same decodes; see `ends_ahead_of`."""
+        host_s = self.split(self.prepare_s, num_decodes)[0]
+        return ends_ahead_of(self.model, num_decodes, host_s, self.prepare_s)
 
     def describe(self) -> dict[str, Any]:
         if self._host_part_s is None:

@@ -5,9 +5,18 @@ The engine knows the `CostModel` protocol and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import nan
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    cast,
+    runtime_checkable,
+)
 
 from sim.scheduler.batch import BatchShape  # noqa: TC001  # users name it from here
 
@@ -93,6 +102,25 @@ class StepPricer(Protocol):
         -------
         NDArray[np.float64]
             (n, 12), the fields of `StepCost` in order; `extrapolated` is 0 or 1.
+        """
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """Optional part of a cost model: what ranks that divide experts do together.
+
+    ``step`` of such a model is then the price of a rank by itself, without experts.
+    """
+
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges, the same for every rank.
+
+        Parameters
+        ----------
+        shapes
+            The batches of all ranks; `rank_tokens` of `sim.costs.exchange` counts their
+            tokens.
         """
         ...
 

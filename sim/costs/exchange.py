@@ -22,8 +22,11 @@ from sim.hardware.models.quantization import quantization_scheme
 from workloads.sums import added
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.hardware.interconnects import All2AllBackend, Interconnect
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.scheduler.batch import BatchShape
 
 _GATHER_S: Final = 4e-6
 _GATHER_SHARE: Final = 0.70
@@ -124,3 +127,9 @@ def token_bytes(model: ModelArchitecture) -> tuple[float, float]:
         scales = scheme.scale_bytes * (width / (scheme.group_size or width))
         sent = width * min(1.0, scheme.weight_bits / 8) + scales
     return sent, float(width * itemsize)
+
+
+def rank_tokens(shapes: Sequence[BatchShape]) -> tuple[int, int]:
+    """Return the tokens of all ranks, and of the rank with most; one at least each."""
+    tokens = [shape[0] + shape[3] or 1 for shape in shapes]
+    return sum(tokens), max(tokens)

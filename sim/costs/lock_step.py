@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sim.costs.base import StepCost
+from sim.costs.base import StepCost, Together
 from sim.costs.slowed import slowed
 from sim.scheduler.batch import BatchShape
 
@@ -16,30 +16,6 @@ if TYPE_CHECKING:
 DUMMY: Final = BatchShape(1, 1, 0, 0, 0, 0)
 """The batch of a rank without work: one token. Source: vLLM 0.33.0,
 ``v1/worker/gpu_worker.py`` (`execute_dummy_batch`)."""
-
-
-@runtime_checkable
-class Together(Protocol):
-    """Optional part of a cost model: what ranks that divide experts do together.
-
-    ``step`` of such a model is then the price of a rank by itself, without experts.
-    """
-
-    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
-        """Return seconds of experts and of exchanges, the same for every rank.
-
-        Parameters
-        ----------
-        shapes
-            The batches of all ranks; `rank_tokens` counts their tokens.
-        """
-        ...
-
-
-def rank_tokens(shapes: Sequence[BatchShape]) -> tuple[int, int]:
-    """Return the tokens of all ranks, and of the rank with most; one at least each."""
-    tokens = [shape[0] + shape[3] or 1 for shape in shapes]
-    return sum(tokens), max(tokens)
 
 
 class RankStep(NamedTuple):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.ahead import HostAhead
     from sim.costs.base import BatchTotal, CostModel, DecodeEnds
     from sim.costs.parts import Columns, Line, SteadyDecodes
 
@@ -128,19 +127,20 @@ def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
     return decode_ends
 
 
-def ends_ahead_of(model: HostAhead, num_decodes: int) -> DecodeEnds:
+def ends_ahead_of(
+    cost_model: CostModel, num_decodes: int, host_s: float, prepare_s: float
+) -> DecodeEnds:
     """Return the `DecodeEnds` of steps that start when the one before ends.
 
     ``now_s`` is when the GPU is free for the first of them. The last one is the first
     that does not start before ``until_s``, or that the host outlasts when it prepares
     the next one, or the one before a step that takes no finite time of more than zero.
+    The host takes `host_s` of a step, of which `prepare_s` are part of its price.
     """
-    prepare_s = model.prepare_s
-    host_s = model.split(prepare_s, num_decodes)[0]
-    steady = steady_of(model.model, num_decodes)
+    steady = steady_of(cost_model, num_decodes)
     if steady is None or not _outlasts(steady, host_s + prepare_s):
         total_s = (
-            _decode_total(model.model, num_decodes)
+            _decode_total(cost_model, num_decodes)
             if steady is None
             else partial(_late_total, steady)
         )

@@ -10,10 +10,9 @@ from numpy import ndarray
 from sim.costs.base import DecodeEnds  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.collectives import all_reduce_s
 from sim.costs.efficiencies import WeightProduct
-from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
+from sim.costs.exchange import Exchange, rank_tokens
 from sim.costs.experts import RoutedExperts
 from sim.costs.graphs import padded
-from sim.costs.lock_step import rank_tokens
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
     Count,

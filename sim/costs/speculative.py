@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sim.costs.base import StepCost
+from sim.costs.base import StepCost, Together
 from sim.costs.checks import at_least_zero
-from sim.costs.lock_step import Together
 from sim.costs.parts import Memo
 from sim.costs.volumes import decode_key_flops
 from sim.hardware.models.layers import LayerKind

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sim.costs.ahead import HostAhead
-from sim.costs.pricing import batch_total_of, ends_ahead_of
+from sim.costs.pricing import batch_total_of
 from sim.engine.pipeline import NOTHING, Stages, StepInFlight
 from sim.engine.steps.base import ByCount, no_length
 from sim.scheduler.batch import BatchShape
@@ -160,7 +160,7 @@ class HostQueue(Stages):
 
     def _quiet(self, num_decodes: int) -> tuple[float, int, DecodeEnds]:
         model = self._model
-        ends = _no_ends if model is None else ends_ahead_of(model, num_decodes)
+        ends = _no_ends if model is None else model.decode_ends(num_decodes)
         return *self.hosts[num_decodes], ends
 
     def take_late(

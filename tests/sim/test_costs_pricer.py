@@ -16,7 +16,7 @@ from sim.costs import parts as cost_parts
 from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
-from sim.costs.pricing import batch_total_of, decode_ends_of, ends_ahead_of
+from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind
 from sim.scheduler.batch import BatchShape
@@ -175,7 +175,7 @@ def assert_ends_are_sums(model, num_decodes, context):
 @every_pricer
 def test_many_steps_end_where_they_end_one_by_one(kind, monkeypatch):
     model = copy.copy(PRICERS[kind])
-    for ends in (decode_ends_of(model)(3), ends_ahead_of(HostAhead(model), 3)):
+    for ends in (decode_ends_of(model)(3), HostAhead(model).decode_ends(3)):
         monkeypatch.undo()
         monkeypatch.setattr(pricing, "_MANY_STEPS", 10**9)
         some = ends(900, 300, 1.7, inf)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sim.costs.exchange import rank_tokens
 from sim.costs.graphs import padded
 from sim.costs.launches import (
     LAUNCH_S,
@@ -17,7 +18,6 @@ from sim.costs.launches import (
     num_launches,
     step_launches,
 )
-from sim.costs.lock_step import rank_tokens
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
