@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
     from calibrate.side_by_side import ShowFits
-    from sim.costs.profile import OpTable, Profile
+    from sim.costs.measured.profile import OpTable, Profile
 
     Floats = NDArray[np.float64]
     _Asked = tuple[KernelEstimator, Columns, Floats]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from calibrate.device import DeviceFacts
     from calibrate.estimators import KernelEstimator
-    from sim.costs.profile import OpTable, Profile
+    from sim.costs.measured.profile import OpTable, Profile
 
 TYPICAL: Final[dict[str, dict[str, int]]] = {
     "decode_attention": {"batch": 64, "context": 2048},

@@ -27,7 +27,7 @@ from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.geometry import geometry_of, weight_bits_of
-from sim.costs.profile import DRY_RUN, read_profile
+from sim.costs.measured.profile import DRY_RUN, read_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import datasheet_of, load_gpu
 from sim.scheduler.generation import GraphRule
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from calibrate.side_by_side import ShowFits
     from calibrate.tables.fits import Fits
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.profile import (
+from sim.costs.measured.profile import (
     MAJOR,
     NAME,
     UNITS,
@@ -19,7 +19,7 @@ from sim.results import output
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
 
 
 def op_table(

@@ -110,7 +110,7 @@ measured_and_fitted(decode, source_line(profile))
 import json
 from random import Random
 
-from sim.costs.profile import parse_profile, profile_id
+from sim.costs.measured.profile import parse_profile, profile_id
 
 random, body = Random(0), json.loads(file.read_text())
 for table in body["ops"]:

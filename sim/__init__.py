@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         validate,
     )
     from sim.config.tables import load_config
-    from sim.costs.profile import read_profile
+    from sim.costs.measured.profile import read_profile
     from sim.hardware.capacity import estimate_capacity
 
 __all__ = [
@@ -54,7 +54,7 @@ register_moved("sim.cost", "sim.costs")
 _HOMES = dict.fromkeys(__all__, "sim.api") | {
     "estimate_capacity": "sim.hardware.capacity",
     "load_config": "sim.config.tables",
-    "read_profile": "sim.costs.profile",
+    "read_profile": "sim.costs.measured.profile",
 }
 
 

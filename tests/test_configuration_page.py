@@ -42,7 +42,7 @@ from sim.config.workload import (
     WorkloadConfig,
 )
 from sim.costs import COST_MODELS
-from sim.costs.roofline_parameters import RooflineParameters
+from sim.costs.roofline.parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.fleet.deciders import DECIDERS
 from sim.fleet.routers import ROUTERS

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.writing import write_profile
 from sim.cli.console import progress_bar
-from sim.costs.profile import DRY_RUN
+from sim.costs.measured.profile import DRY_RUN
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from calibrate.fit_report import FitReport
     from calibrate.side_by_side import ShowFits
     from sim.cli.console import ShowProgress
-    from sim.costs.profile import OpTable, Profile
-    from sim.costs.profile_checks import Problem
+    from sim.costs.measured.profile import OpTable, Profile
+    from sim.costs.measured.profile_checks import Problem
 
 _SAME = 0.05
 """Medians may differ by so much and still count as the same measurement."""

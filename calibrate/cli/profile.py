@@ -66,7 +66,7 @@ def show(
         Print the id only; with --crossover, only where swapping is cheaper.
     """
     from calibrate.cli import output as profile_output
-    from sim.costs.profile import read_profile
+    from sim.costs.measured.profile import read_profile
     from sim.errors import UserError
 
     if crossover:
@@ -116,8 +116,8 @@ def validate(
         Print nothing for a good profile.
     """
     from calibrate.cli import output as profile_output
-    from sim.costs.profile import read_profile
-    from sim.costs.profile_checks import validate_profile
+    from sim.costs.measured.profile import read_profile
+    from sim.costs.measured.profile_checks import validate_profile
 
     problems = validate_profile(read_profile(file))
     return profile_output.print_problems(file.name, problems, json=json, quiet=quiet)
@@ -138,7 +138,7 @@ def diff(
     """
     from calibrate.cli import output as profile_output
     from calibrate.cli.output import diff_profiles
-    from sim.costs.profile import read_profile
+    from sim.costs.measured.profile import read_profile
 
     found = diff_profiles(read_profile(left), read_profile(right))
     if json:
@@ -188,7 +188,7 @@ def fit(
     from calibrate.cli.output import check_out, fits_bar, write_and_tell
     from calibrate.fit_report import fit_report
     from calibrate.points import parse_variants
-    from sim.costs.profile import read_profile
+    from sim.costs.measured.profile import read_profile
     from sim.errors import UserError
 
     variants = parse_variants(variant)
@@ -405,7 +405,7 @@ def plot(
     """
     from calibrate.cli.output import fits_bar
     from calibrate.figures.drawing import FILES, draw_profile
-    from sim.costs.profile import read_profile
+    from sim.costs.measured.profile import read_profile
     from sim.results.output import check_output
 
     check_output(out, overwrite=overwrite, files=FILES)

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.estimators.kernel import KernelEstimator
 from calibrate.estimators.roofline import Work
-from sim.costs.experts import touched_experts
+from sim.costs.experts.routed import touched_experts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from calibrate.figures.subject import Subject
     from calibrate.side_by_side import ShowFits
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
 
 FILES: Final = ResultFiles(
     "kvsim profile plot", "errors.json", frozenset({"errors.json", "figures"})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.figures.subject import Subject
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
 
     Floats = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from calibrate.estimators.kernel import Columns
     from calibrate.points import Points
     from calibrate.side_by_side import ShowFits
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from calibrate.importers.geometry import ModelShapes
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
 _PACKAGE: Final = "aiconfigurator_core"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
 _NS: Final = 1e-9

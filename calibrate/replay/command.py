@@ -15,7 +15,7 @@ from calibrate.harness.command import Lines
 from calibrate.harness.device import MissingError
 from calibrate.replay.log import Facts, Schedule
 from sim.cli.main import EXIT_INTERRUPTED
-from sim.costs.profile import Profile, read_profile
+from sim.costs.measured.profile import Profile, read_profile
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -11,7 +11,7 @@ from calibrate.tables.steps import GRAPH_TOKENS
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.costs.measured import MeasuredCost
-from sim.costs.profile import read_profile
+from sim.costs.measured.profile import read_profile
 from sim.costs.roofline import RooflineCost
 from sim.scheduler.generation import GraphRule, SwapRule
 

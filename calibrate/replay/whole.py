@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from calibrate.replay.run import Executor
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
 Batch = tuple[tuple[int, int, int], ...]

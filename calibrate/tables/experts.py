@@ -16,7 +16,7 @@ from calibrate.tables.fits import (
     predicted,
     rounded,
 )
-from sim.costs.experts import touched_experts
+from sim.costs.experts.routed import touched_experts
 from sim.costs.measured.geometry import expert_geometry, expert_weight_bits
 
 if TYPE_CHECKING:

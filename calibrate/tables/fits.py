@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from calibrate.fit_report import Split
     from calibrate.points import Points
     from calibrate.side_by_side import ShowFits
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
     Integers = NDArray[np.int64]
@@ -32,7 +32,7 @@ UNKNOWN: Final = (25.0, 50.0)
 """Half-widths in percent where there are too few points to hold any out."""
 ESTIMATED: Final = (65.0, 65.0)
 """Half-widths in percent of what comes from the datasheet, as the cost model has them
-(`sim.costs.widths.ESTIMATE`)."""
+(`sim.costs.rates.widths.ESTIMATE`)."""
 _FEWEST_HELD: Final = 10
 BATCHES: Final = 2 ** np.arange(13)
 CONTEXTS: Final = 2 ** np.arange(21)

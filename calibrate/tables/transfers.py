@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from calibrate.tables.fits import Fits
-    from sim.costs.profile import OpTable, Profile
+    from sim.costs.measured.profile import OpTable, Profile
 
 Table = dict[str, Any]
 _DESCRIPTORS: Final = 2 ** np.arange(17)

@@ -1,4 +1,4 @@
-"""Cost models, one a file, and the table of their kinds."""
+"""Cost models, and the table of their kinds."""
 
 from __future__ import annotations
 

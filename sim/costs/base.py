@@ -119,8 +119,8 @@ class Together(Protocol):
         Parameters
         ----------
         shapes
-            The batches of all ranks; `rank_tokens` of `sim.costs.exchange` counts their
-            tokens.
+            The batches of all ranks; `rank_tokens` counts their tokens
+            (`sim.costs.experts.exchange`).
         """
         ...
 

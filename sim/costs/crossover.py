@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from sim.costs.measured import MeasuredCost
+from sim.costs.measured.profile import DRY_RUN, read_profile
 from sim.costs.parts import FLAG, HI, LO
-from sim.costs.profile import DRY_RUN, read_profile
 from sim.costs.roofline import RooflineCost
 from sim.costs.transfers import VARIANTS
 from sim.errors import UserError

@@ -125,7 +125,7 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
     and the same sum taken over recorded columns must give the same bits.
 
     `squares` are those of the distances from `total_s` to `lo_s` and to `hi_s`, as
-    `sim.costs.widths` adds them up; without them both are `total_s`.
+    `sim.costs.rates.widths` adds them up; without them both are `total_s`.
     """
     total_s = (
         gemm_s

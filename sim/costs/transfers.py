@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from cache.v1.specs import MambaSpec
 from sim.costs.parts import Memo
-from sim.costs.widths import ESTIMATE, Width, wider
+from sim.costs.rates.widths import ESTIMATE, Width, wider
 from sim.scheduler.generation import KvLayout, SwapVariant
 
 if TYPE_CHECKING:

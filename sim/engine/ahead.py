@@ -6,8 +6,8 @@ from array import array
 from math import inf
 from typing import TYPE_CHECKING
 
-from sim.costs.ahead import HostAhead
 from sim.costs.pricing import batch_total_of
+from sim.costs.steps.ahead import HostAhead
 from sim.engine.pipeline import NOTHING, Stages, StepInFlight
 from sim.engine.steps.base import ByCount, no_length
 from sim.scheduler.batch import BatchShape

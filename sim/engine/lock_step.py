@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.costs.ahead import HostAhead
     from sim.costs.base import StepCost
-    from sim.costs.lock_step import RankStep
+    from sim.costs.steps.ahead import HostAhead
+    from sim.costs.steps.lock_step import RankStep
     from sim.results.recording.step_log import StepLog
     from sim.scheduler.base import SchedulerOutput
 

@@ -9,7 +9,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from sim.costs.slowed import Slowed
+from sim.costs.steps.slowed import Slowed
 from sim.engine.clock import SCRAPE_PRIORITY, At
 from sim.errors import ConfigError
 from sim.results.summary.warnings import rejections

@@ -12,13 +12,13 @@ import numpy as np
 from cache.v1.planning import longest_request
 from sim.config.plug import build
 from sim.costs import COST_MODELS
-from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
-from sim.costs.collectives import all_reduce_s
-from sim.costs.graphs import release_sizes, rule_of
-from sim.costs.launches import LaunchedRooflineCost
-from sim.costs.pipeline import PipelineCost, StageLinks
+from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.roofline import RooflineCost
+from sim.costs.roofline.graphs import release_sizes, rule_of
+from sim.costs.roofline.launches import LaunchedRooflineCost
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.pipeline import PipelineCost, StageLinks
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.arguments import (

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.slowed import Slowed
+from sim.costs.steps.slowed import Slowed
 from sim.engine.clock import Clock, LoneClock
 from sim.engine.loop import Engine
 from sim.engine.pace import Unpriced

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.ahead import HostAhead
 from sim.costs.base import Together
-from sim.costs.lock_step import steps_together
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.lock_step import steps_together
 from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
 from sim.errors import ConfigError

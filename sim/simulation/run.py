@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import PolicyError, TierError
-from sim.costs.at_bound import AtBound
+from sim.costs.steps.at_bound import AtBound
 from sim.engine.clients import FanOutClient
 from sim.engine.clock import Clock, garbage_collector_paused
 from sim.engine.loop import Engine

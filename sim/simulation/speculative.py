@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sim.config.plug import build
 from sim.costs.measured import MeasuredCost
 from sim.costs.roofline import RooflineCost
-from sim.costs.roofline_parameters import ATTENTION_EFFICIENCY
-from sim.costs.speculative import (
+from sim.costs.roofline.parameters import ATTENTION_EFFICIENCY
+from sim.costs.steps.speculative import (
     Drafter,
     FixedDrafter,
     GpuNgramDrafter,

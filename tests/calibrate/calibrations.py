@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from calibrate.harness.dry_run import DryRunDevice
-from sim.costs.profile import canonical_json, parse_profile
+from sim.costs.measured.profile import canonical_json, parse_profile
 from tests.calibrate.runs import calibrated, settings
 
 

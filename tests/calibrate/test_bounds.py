@@ -9,7 +9,7 @@ from calibrate.tabulate import with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost
-from sim.costs.widths import read_widths
+from sim.costs.rates.widths import read_widths
 from sim.hardware.gpus import load_gpu
 from sim.scheduler.batch import BatchShape
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid

@@ -15,7 +15,7 @@ from calibrate.tabulate import measured_ranks, tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost
-from sim.costs.profile import parse_profile
+from sim.costs.measured.profile import parse_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sim.cli.main import run
-from sim.costs.profile import canonical_json, profile_id
+from sim.costs.measured.profile import canonical_json, profile_id
 from tests.sim.test_costs import LLAMA_8B
 from tests.sim.test_costs_measured import entry, write
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
 
 PROVENANCE = {
     "date": "2026-01-01",

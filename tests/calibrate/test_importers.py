@@ -8,8 +8,8 @@ from calibrate.importers.aiconfigurator import find_tables, import_aiconfigurato
 from calibrate.importers.geometry import model_shapes
 from calibrate.importers.llmservingsim import import_llmservingsim
 from calibrate.importers.vidur import import_vidur
-from sim.costs.profile import canonical_json, parse_profile
-from sim.costs.profile_checks import validate_profile
+from sim.costs.measured.profile import canonical_json, parse_profile
+from sim.costs.measured.profile_checks import validate_profile
 from sim.errors import UserError
 from sim.hardware.models.bundled import load_model
 from tests.shared import shared

@@ -13,7 +13,7 @@ from calibrate.tables.fits import dtypes_of
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.experts import touched_experts
+from sim.costs.experts.routed import touched_experts
 from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu

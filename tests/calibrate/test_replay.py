@@ -20,7 +20,7 @@ from calibrate.replay.whole import BATCHES, measured_steps, whole_steps, with_st
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.cli.main import run as kvsim
-from sim.costs.profile import read_profile
+from sim.costs.measured.profile import read_profile
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sim.cli.main import run as kvsim
-from sim.costs.profile import profile_id
+from sim.costs.measured.profile import profile_id
 from sim.hardware.gpus import GPUS
 from tests.doors import changes
 from tests.identity.measured_profile import measured_profile

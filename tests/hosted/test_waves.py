@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.costs.ahead import HostAhead
 from sim.costs.linear import LinearCost
-from sim.costs.lock_step import steps_together
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.lock_step import steps_together
 from sim.engine.clients import hand_over
 from sim.engine.clock import Clock
 from sim.engine.group_sampling import sampler_for
@@ -34,7 +34,7 @@ from tests.hosted.test_conform import minor, pytestmark, why_missing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.costs.lock_step import RankStep
+    from sim.costs.steps.lock_step import RankStep
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.request import Request
     from sim.studies.conformance.workload import DecisionWorkload

@@ -37,7 +37,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "cache/v1/runs/extents.py:ExtentQueue.__init__: `0` changed": (
         "nothing reads the sentinel's numbers"
     ),
-    "sim/costs/graphs.py:release_sizes: `1` changed": (
+    "sim/costs/roofline/graphs.py:release_sizes: `1` changed": (
         "sizes up to there are multiples of 8, and 254 and 255 are none"
     ),
     "sim/costs/measured/rest.py:MeasuredRest.head: `False` changed (3)": (

@@ -11,8 +11,8 @@ import pytest
 
 from sim.config.engine import EngineConfig
 from sim.config.tables import parse_config
-from sim.costs.ahead import HostAhead
 from sim.costs.roofline import RooflineCost
+from sim.costs.steps.ahead import HostAhead
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sim.config.plug import build
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.base import STEP_PARTS, StepCost
-from sim.costs.collectives import all_reduce_s
-from sim.costs.efficiencies import soft_maximum
-from sim.costs.graphs import rule_of
-from sim.costs.launches import LaunchedRooflineCost
 from sim.costs.parts import step_cost
-from sim.costs.slowed import Slowed
+from sim.costs.rates.collectives import all_reduce_s
+from sim.costs.rates.efficiencies import soft_maximum
+from sim.costs.roofline.graphs import rule_of
+from sim.costs.roofline.launches import LaunchedRooflineCost
+from sim.costs.steps.slowed import Slowed
 from sim.errors import ConfigError
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu

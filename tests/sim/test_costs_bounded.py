@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs import LinearCost, MeasuredCost, RooflineCost
-from sim.costs.at_bound import AtBound
 from sim.costs.base import BOUNDS, StepCost, pricer_of
 from sim.costs.parts import step_cost
+from sim.costs.steps.at_bound import AtBound
 from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import H200, LLAMA_8B
 from tests.sim.test_costs_measured import MODELS, entry, every_model, path, write

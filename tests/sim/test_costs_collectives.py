@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
-from sim.costs.collectives import all_reduce_s, reaching
-from sim.costs.experts import busiest_rank
+from sim.costs.experts.routed import busiest_rank
+from sim.costs.rates.collectives import all_reduce_s, reaching
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import (

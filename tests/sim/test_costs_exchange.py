@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from sim.costs import RooflineCost
-from sim.costs.exchange import Exchange, Nodes, token_bytes
+from sim.costs.experts.exchange import Exchange, Nodes, token_bytes
 from sim.costs.linear import LinearCost
-from sim.costs.lock_step import DUMMY, steps_together
-from sim.costs.speculative import FixedDrafter, ModelDrafter, SpeculativeCost
+from sim.costs.steps.lock_step import DUMMY, steps_together
+from sim.costs.steps.speculative import FixedDrafter, ModelDrafter, SpeculativeCost
 from sim.hardware.interconnects import INTERCONNECTS, Interconnect
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape

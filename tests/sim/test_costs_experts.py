@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.experts import touched_experts, touched_experts_spread
+from sim.costs.experts.routed import touched_experts, touched_experts_spread
 
 
 def by_enumeration(num_experts, per_token, num_tokens):

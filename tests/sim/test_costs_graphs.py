@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
-from sim.costs.graphs import padded, release_sizes
 from sim.costs.roofline import RooflineCost
+from sim.costs.roofline.graphs import padded, release_sizes
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model

@@ -8,8 +8,8 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
-from sim.costs.graphs import rule_of
-from sim.costs.launches import (
+from sim.costs.roofline.graphs import rule_of
+from sim.costs.roofline.launches import (
     LAUNCH_INTERVAL_S,
     LAUNCH_S,
     LaunchedRooflineCost,

@@ -13,11 +13,11 @@ from sim.config.plug import build
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
 from sim.costs.base import StepCost, pricer_of
 from sim.costs.measured.geometry import geometry_of, linear_elements
+from sim.costs.measured.profile import canonical_json, profile_id
 from sim.costs.measured.reading import decode_surface
 from sim.costs.measured.tables import Curve, Surface
 from sim.costs.pricing import decode_ends_of
-from sim.costs.profile import canonical_json, profile_id
-from sim.costs.widths import ESTIMATE, by_factor, read_widths
+from sim.costs.rates.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
 from sim.hardware.models.layers import LayerKind, Mamba2Shape
 from sim.scheduler.batch import BatchShape

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs import RooflineCost
-from sim.costs.collectives import all_reduce_s
-from sim.costs.launches import num_launches
-from sim.costs.mixture import LayerGroup
 from sim.costs.pricing import steady_of
+from sim.costs.rates.collectives import all_reduce_s
+from sim.costs.roofline.launches import num_launches
+from sim.costs.roofline.mixture import LayerGroup
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import link_of
 from sim.hardware.models.bundled import load_model

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sim.costs import ConstantCost, LinearCost, RooflineCost, pricing
 from sim.costs import parts as cost_parts
-from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.costs.steps.ahead import HostAhead
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind
 from sim.scheduler.batch import BatchShape

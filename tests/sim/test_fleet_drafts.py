@@ -8,7 +8,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.costs.linear import LinearCost
-from sim.costs.speculative import ModelDrafter
+from sim.costs.steps.speculative import ModelDrafter
 from sim.errors import ConfigError, SchedulerError
 from sim.results.recording.drafts import DraftRecorder
 from sim.scheduler.batch import BatchShape

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import load_config, parse_config
-from sim.costs.ahead import HostAhead
+from sim.costs.steps.ahead import HostAhead
 from sim.errors import ConfigError
 from sim.fleet.engines import Engines
 from sim.fleet.rooms import SenderSteps

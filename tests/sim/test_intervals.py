@@ -12,11 +12,11 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
-from sim.costs.ahead import HostAhead
-from sim.costs.at_bound import AtBound
 from sim.costs.base import BOUNDS
 from sim.costs.measured import MeasuredCost
-from sim.costs.profile import read_profile
+from sim.costs.measured.profile import read_profile
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.at_bound import AtBound
 from sim.simulation.intervals import (
     INTERRUPTED,
     NO_BOUNDS,

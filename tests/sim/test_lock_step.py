@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.costs.ahead import HostAhead
 from sim.costs.linear import LinearCost
-from sim.costs.lock_step import steps_together
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.lock_step import steps_together
 from sim.engine.clients import FanOutClient, open_loop
 from sim.engine.clock import Clock
 from sim.engine.group_sampling import sampler_for

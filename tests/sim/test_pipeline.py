@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
-from sim.costs.ahead import HostAhead
-from sim.costs.at_bound import AtBound
 from sim.costs.constant import ConstantCost
-from sim.costs.pipeline import PipelineCost, StageLinks
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.at_bound import AtBound
+from sim.costs.steps.pipeline import PipelineCost, StageLinks
 from sim.engine.pipeline import BatchQueue
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.capacity import estimate_capacity, format_capacity

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from sim.costs.profile import (
+from sim.costs.measured.profile import (
     ProfileError,
     canonical_json,
     migrated,
@@ -13,7 +13,7 @@ from sim.costs.profile import (
     profile_id,
     read_profile,
 )
-from sim.costs.profile_checks import validate_profile
+from sim.costs.measured.profile_checks import validate_profile
 from tests.sim.golden.make_profile import FILE, golden
 
 GOLDEN_ID = "sha256:ead368bd655e7f68523b0379b951152c8ed8a394a42bff67774ca3b2c2e31c5c"
@@ -275,7 +275,7 @@ def lifted(body):
 def test_an_older_format_is_lifted_by_a_pure_function(monkeypatch):
     before = older()
     kept = copy.deepcopy(before)
-    monkeypatch.setattr("sim.costs.profile.MIGRATIONS", {0: lifted})
+    monkeypatch.setattr("sim.costs.measured.profile.MIGRATIONS", {0: lifted})
     profile = parse_profile(canonical_json(before))
     assert profile.body["format"] == "kvprofile/1"
     assert profile.tables("decode_attention") == read_profile(FILE).tables(
@@ -292,7 +292,7 @@ def test_without_a_migration_an_older_format_is_refused():
 
 
 def test_a_migration_of_a_changed_file_is_refused(monkeypatch):
-    monkeypatch.setattr("sim.costs.profile.MIGRATIONS", {0: lifted})
+    monkeypatch.setattr("sim.costs.measured.profile.MIGRATIONS", {0: lifted})
     changed_text = canonical_json(older()).replace("2048", "2049")
     with pytest.raises(ProfileError, match="was changed after it was written"):
         parse_profile(changed_text)

@@ -13,7 +13,7 @@ from sim.config.tables import RunConfig, parse_config
 from sim.costs import LinearCost
 from sim.costs.base import StepCost
 from sim.costs.constant import ConstantCost
-from sim.costs.speculative import (
+from sim.costs.steps.speculative import (
     FixedDrafter,
     ModelDrafter,
     NgramDrafter,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from sim.config.tables import parse_config
-from sim.costs.launches import LaunchedRooflineCost
 from sim.costs.measured.model import MeasuredCost
 from sim.costs.roofline import RooflineCost
+from sim.costs.roofline.launches import LaunchedRooflineCost
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.v1 import V1

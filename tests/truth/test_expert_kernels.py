@@ -1,6 +1,6 @@
 """Kernels of routed experts against published times, by chip and precision.
 
-The shares and starts of `sim.costs.expert_kernels` are fitted to tables of
+The shares and starts of `sim.costs.experts.kernels` are fitted to tables of
 aiconfigurator-core; what vLLM's own benchmark says had no part in them, and of
 LLMServingSim's table only the compute of its GPU.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 import pytest
 
-from sim.costs.expert_kernels import expert_kernels, precision_of
+from sim.costs.experts.kernels import expert_kernels, precision_of
 from sim.costs.roofline import RooflineCost
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -25,7 +25,7 @@ from tests.shared import shared
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sim.costs.experts import RoutedExperts
+    from sim.costs.experts.routed import RoutedExperts
     from sim.hardware.models.architecture import ModelArchitecture
 
 MIXTRAL = replace(load_model("mistralai/Mixtral-8x7B-v0.1"), num_hidden_layers=1)

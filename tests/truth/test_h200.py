@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.costs.profile import read_profile
+from sim.costs.measured.profile import read_profile
 from sim.hardware.capacity import estimate_capacity
 from sim.scheduler.batch import BatchShape
 from tests.truth.h200 import (

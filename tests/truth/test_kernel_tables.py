@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.costs.efficiencies import BY_CHIP, COMMON, soft_maximum
+from sim.costs.rates.efficiencies import BY_CHIP, COMMON, soft_maximum
 from sim.costs.roofline import RooflineCost
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -24,7 +24,7 @@ from tests.shared import shared
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.costs.efficiencies import Efficiencies
+    from sim.costs.rates.efficiencies import Efficiencies
 
 GPUS = ("h100_sxm", "h200_sxm")
 FEWEST_BYTES = 40e6

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.costs.measured.profile import read_profile
 from sim.costs.measured.reading import (
     beside_factor,
     corrected,
@@ -23,9 +24,8 @@ from sim.costs.measured.rest import MeasuredRest
 from sim.costs.measured.tables import mean_chunk
 from sim.costs.parts import Line, Memo, PartsCost, SteadyDecodes, launched
 from sim.costs.pricing import LineTable, lines_and_steps
-from sim.costs.profile import read_profile
+from sim.costs.rates.widths import ESTIMATE, read_widths, wider
 from sim.costs.roofline import RooflineCost
-from sim.costs.widths import ESTIMATE, read_widths, wider
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.hardware.interconnects import GATHERING, All2AllBackend
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.costs.parts import Parts, Rest
+    from sim.costs.rates.widths import Width, Widths
     from sim.costs.transfers import Swapping, Transfer
-    from sim.costs.widths import Width, Widths
     from sim.scheduler.batch import BatchShape
 
 _OTHER_KERNELS_S: Final = 12e-6
@@ -81,7 +81,7 @@ class MeasuredCost(PartsCost):
     Bounds: the errors of an operation are the same in every layer, those of different
     operations independent, so that half-widths add as squares. Each operation has the
     width of its own region, inside or beyond what was measured; host time has none, and
-    a step that waits for its launches gets no shorter. See `sim.costs.widths`.
+    a step that waits for its launches gets no shorter. See `sim.costs.rates.widths`.
 
     The sum of contexts decides what decodes cost, never the longest one. A chunk with
     a past costs what a fresh one with as many query-key pairs costs, times a factor

@@ -13,6 +13,7 @@ from sim.costs.measured.geometry import (
     state_geometry,
     weight_bits_of,
 )
+from sim.costs.measured.profile import DRY_RUN
 from sim.costs.measured.tables import (
     BesideFactor,
     ChosenLayers,
@@ -22,8 +23,7 @@ from sim.costs.measured.tables import (
     UnlikeLayers,
     read_table,
 )
-from sim.costs.profile import DRY_RUN
-from sim.costs.volumes import pair_flops
+from sim.costs.roofline.volumes import pair_flops
 from sim.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.profile import Profile
+    from sim.costs.measured.profile import Profile
     from sim.costs.roofline import RooflineCost
     from sim.hardware.models.architecture import ModelArchitecture
 

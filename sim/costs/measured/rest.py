@@ -10,14 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sim.costs.exchange import rank_tokens
-from sim.costs.graphs import padded
-from sim.costs.launches import (
-    LAUNCH_S,
-    launches_of_pieces,
-    num_launches,
-    step_launches,
-)
+from sim.costs.experts.exchange import rank_tokens
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
@@ -30,14 +23,21 @@ from sim.costs.measured.rest_tables import (
     read_transfer,
 )
 from sim.costs.parts import Memo
+from sim.costs.rates.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
+from sim.costs.roofline.graphs import padded
+from sim.costs.roofline.launches import (
+    LAUNCH_S,
+    launches_of_pieces,
+    num_launches,
+    step_launches,
+)
 from sim.costs.transfers import ByPageSize, Swapping
-from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
 from sim.hardware.interconnects import GATHERING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sim.costs.experts import RoutedExperts
+    from sim.costs.experts.routed import RoutedExperts
     from sim.costs.parts import Rest
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer

@@ -11,8 +11,8 @@ import numpy as np
 
 from sim.costs.measured.geometry import expert_geometry
 from sim.costs.measured.tables import Curve, read_table
+from sim.costs.rates.widths import Width, Widths, read_widths
 from sim.costs.transfers import Moved
-from sim.costs.widths import Width, Widths, read_widths
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:

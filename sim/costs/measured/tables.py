@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.mixture import LayerGroup, Mixture, StateLayers
+    from sim.costs.roofline.mixture import LayerGroup, Mixture, StateLayers
 
     Seconds = NDArray[np.float64]
     Counts = NDArray[np.int64]
@@ -118,7 +118,7 @@ class Surface:
 class UnlikeLayers(NamedTuple):
     """Layers that see a window or a chunk, or hold a state, beside those that see all.
 
-    Chunks are taken for equal ones (`sim.costs.mixture`).
+    Chunks are taken for equal ones (`sim.costs.roofline.mixture`).
     """
 
     surfaces: Sequence[tuple[LayerGroup, Surface]]

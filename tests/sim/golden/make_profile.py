@@ -6,7 +6,7 @@ new major version adds a migration and a file of its own.
 
 from pathlib import Path
 
-from sim.costs.profile import canonical_json, profile_id
+from sim.costs.measured.profile import canonical_json, profile_id
 
 FILE = Path(__file__).parent / "kvprofile_1.json"
 

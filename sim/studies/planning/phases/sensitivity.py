@@ -14,8 +14,8 @@ import numpy as np
 
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
-from sim.costs.expert_kernels import reached_by_key
-from sim.costs.roofline_parameters import RooflineParameters
+from sim.costs.experts.kernels import reached_by_key
+from sim.costs.roofline.parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import link_of, load_interconnect

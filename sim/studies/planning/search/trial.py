@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.config.tables import parse_config
-from sim.costs.at_bound import AtBound
+from sim.costs.steps.at_bound import AtBound
 from sim.results.metrics import SERVED
 from sim.results.summary.objectives import Objective
 from sim.results.tables.steps import MemorySteps

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.costs.ahead import HostAhead
 from sim.costs.base import StepCost, pricer_of
 from sim.costs.parts import FLAG, HI, LO
-from sim.costs.pipeline import PipelineCost
 from sim.costs.pricing import steady_of
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.pipeline import PipelineCost
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AtBound:
         return StepCost._make((bound_s, *parts, flag, bound_s, bound_s))
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
-        """Return the times of a pipeline's stages; see `sim.costs.pipeline`."""
+        """Return the times of a pipeline's stages; see `sim.costs.steps.pipeline`."""
         cost = self.model.step(shape)
         bound_s: float = cost[self._place]
         if not isinstance(self.model, PipelineCost | HostAhead):

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from sim.costs.mixture import LayerGroup, Mixture, StateLayers
+from sim.costs.roofline.mixture import LayerGroup, Mixture, StateLayers
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.layers import LayerKind, Mamba2Shape
 from sim.hardware.models.weights import TensorRole, is_quantised
 
 if TYPE_CHECKING:
-    from sim.costs.roofline_parameters import RooflineParameters
+    from sim.costs.roofline.parameters import RooflineParameters
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.layers import StateShape

@@ -14,20 +14,20 @@ from sim.costs.checks import (
     kv_itemsize_bytes,
     share,
 )
-from sim.costs.collectives import reaching
-from sim.costs.efficiencies import (
+from sim.costs.experts.exchange import Exchange, Nodes, token_bytes
+from sim.costs.experts.kernels import (
+    EXPERT_KERNELS,
+    START_INTERVAL_S,
+    reached_by_key,
+)
+from sim.costs.rates.collectives import reaching
+from sim.costs.rates.efficiencies import (
     BY_CHIP,
     CHIP_SOURCE,
     CHOICES,
     Choice,
     Products,
     efficiencies_of,
-)
-from sim.costs.exchange import Exchange, Nodes, token_bytes
-from sim.costs.expert_kernels import (
-    EXPERT_KERNELS,
-    START_INTERVAL_S,
-    reached_by_key,
 )
 from sim.costs.sources import factor, parameter
 from sim.costs.transfers import LAYOUTS, VARIANTS
@@ -89,7 +89,7 @@ class RooflineParameters:
     efficiencies
         Where the next five come from that are not given: of the chip's own kernel
         tables, where they were published (``chip``), or of all GPUs alike
-        (``common``); `sim.costs.efficiencies` has both.
+        (``common``); `sim.costs.rates.efficiencies` has both.
     gemm_compute_efficiency, gemm_bandwidth_efficiency
         Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
     fp8_gemm_compute_efficiency
@@ -119,8 +119,8 @@ class RooflineParameters:
     interconnect, network
         Links between GPUs of a node and between nodes: names, files or mappings
         (`load_interconnect`); injected, as the next three. Collectives cost what their
-        size and the first say (`sim.costs.collectives`); None takes the link of the
-        GPU's datasheet (`link_of`). None for the second is `DEFAULT_NETWORK`.
+        size and the first say (`sim.costs.rates.collectives`); None takes the link of
+        the GPU's datasheet (`link_of`). None for the second is `DEFAULT_NETWORK`.
     link_bytes_per_s
         What collectives of long messages reach over a node's link, one way; replaces
         the link's rate. Fitted by ``kvsim validate --fit links``.
@@ -130,14 +130,15 @@ class RooflineParameters:
     launch_s
         Seconds of the host to launch a kernel: of all where `enforce_eager` (injected)
         has them launched one by one, else of those that `graph_rule` (injected) leaves
-        to it. None for `sim.costs.launches.LAUNCH_S` in the first case and where the
-        release replays graphs in pieces; elsewhere nothing is launched. 0 for nothing.
+        to it. None for `LAUNCH_S` (`sim.costs.roofline.launches`) in the first case and
+        where the release replays graphs in pieces; elsewhere nothing is launched. 0 for
+        nothing.
     enable_expert_parallel
         Whether ranks divide the experts rather than each of them.
     data_parallel_size
         Ranks with an attention of their own, which divide the experts between them.
     all2all_backend
-        How tokens come to the experts of other ranks; see `sim.costs.exchange`.
+        How tokens come to the experts of other ranks; see `sim.costs.experts.exchange`.
     swap_rule
         How the engine swaps; injected. The next three override it, None leaves it.
     swap_variant, swap_layout, swap_overlap

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.costs.profile import DRY_RUN
+from sim.costs.measured.profile import DRY_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sim.costs.profile import OpTable, Profile
+    from sim.costs.measured.profile import OpTable, Profile
 
 _BOOST: Final = 1.1
 """Over the datasheet's peak by so much is still believed: clocks boost."""

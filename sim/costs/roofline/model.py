@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any
 from numpy import ndarray
 
 from sim.costs.base import DecodeEnds  # noqa: TC001 - `sim.config.plug` resolves
-from sim.costs.collectives import all_reduce_s
-from sim.costs.efficiencies import WeightProduct
-from sim.costs.exchange import Exchange, rank_tokens
-from sim.costs.experts import RoutedExperts
-from sim.costs.graphs import padded
-from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
+from sim.costs.experts.exchange import Exchange, rank_tokens
+from sim.costs.experts.routed import RoutedExperts
 from sim.costs.parts import (
     Count,
     FormulaCost,
@@ -26,9 +22,12 @@ from sim.costs.parts import (
     smaller,
     where,
 )
-from sim.costs.roofline_parameters import RooflineParameters
-from sim.costs.transfers import Batch, ByPageSize, CopyKernel, Loop, Swapping, pages_of
-from sim.costs.volumes import (
+from sim.costs.rates.collectives import all_reduce_s
+from sim.costs.rates.efficiencies import WeightProduct
+from sim.costs.roofline.graphs import padded
+from sim.costs.roofline.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
+from sim.costs.roofline.parameters import RooflineParameters
+from sim.costs.roofline.volumes import (
     NO_GEMM,
     Volume,
     decode_key_flops,
@@ -39,6 +38,7 @@ from sim.costs.volumes import (
     pair_flops,
     state_layers,
 )
+from sim.costs.transfers import Batch, ByPageSize, CopyKernel, Loop, Swapping, pages_of
 from sim.hardware.interconnects import Interconnect  # noqa: TC001 - see above
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.quantization import quantization_scheme
@@ -79,7 +79,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         head_s               soft(head bytes / bandwidth, 2 · head · R / peak)
                              + sampler passes over R · vocabulary logits
         allreduce_s          2 · layers · seconds by size and link; see
-                             `sim.costs.collectives`
+                             `sim.costs.rates.collectives`
         swap_s               by variant, each way; see `sim.costs.transfers`
         copy_s               fixed + 2 · bytes / bandwidth
         host_s               host, requests, latency of kernels, element-wise kernels
@@ -97,7 +97,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
 
     A model whose layers are of several kinds has a term for each: a window or a chunk
     bounds what its layers read and multiply, layers with a state read and write it once
-    a sequence and scan prompts; see `sim.costs.mixture`.
+    a sequence and scan prompts; see `sim.costs.roofline.mixture`.
 
     Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
     under power limits, collectives of embedding and head.
@@ -396,7 +396,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         """Return seconds of experts and of exchanges for the batches of all ranks.
 
         Steps of data-parallel ranks leave them out: they are as long for each, see
-        `sim.costs.lock_step`.
+        `sim.costs.steps.lock_step`.
         """
         if self.experts is None:
             return 0.0, 0.0

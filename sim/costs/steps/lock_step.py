@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sim.costs.base import StepCost, Together
-from sim.costs.slowed import slowed
+from sim.costs.steps.slowed import slowed
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.costs.base import StepCost
-from sim.costs.collectives import all_reduce_s
+from sim.costs.rates.collectives import all_reduce_s
 from sim.hardware.interconnects import DEFAULT_NETWORK, INTERCONNECTS, link_of
 from sim.hardware.models.architecture import dtype_bytes
 from workloads.sums import added

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sim.costs.base import StepCost, Together
 from sim.costs.checks import at_least_zero
 from sim.costs.parts import Memo
-from sim.costs.volumes import decode_key_flops
+from sim.costs.roofline.volumes import decode_key_flops
 from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape, VerifyingShape
 from workloads.sums import added
@@ -87,7 +87,7 @@ class ModelDrafter:
             yield BatchShape(num_rows, num_context_tokens, 0, 0, 0, 0)
 
     def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
-        """Return seconds of experts and of exchanges, see `sim.costs.lock_step`."""
+        """Return seconds of experts and of exchanges, see `steps_together`."""
         model = self._model
         if not isinstance(model, Together):
             return 0.0, 0.0

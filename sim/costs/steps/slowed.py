@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.costs.ahead import HostAhead
 from sim.costs.base import StepCost, own_method, pricer_of
 from sim.costs.parts import FLAG
-from sim.costs.pipeline import PipelineCost
 from sim.costs.pricing import batch_total_of
+from sim.costs.steps.ahead import HostAhead
+from sim.costs.steps.pipeline import PipelineCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class Slowed:
         return slowed(self.model.step(shape), self.factor)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
-        """Return the times of a pipeline's stages; see `sim.costs.pipeline`."""
+        """Return the times of a pipeline's stages; see `sim.costs.steps.pipeline`."""
         factor = self.factor
         if not isinstance(self.model, PipelineCost | HostAhead):
             return [(0.0, self.model.step(shape).total_s * factor)]

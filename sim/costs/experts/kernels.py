@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
-from sim.costs.efficiencies import efficiencies_of
+from sim.costs.rates.efficiencies import efficiencies_of
 from sim.hardware.models.quantization import quantization_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.costs.efficiencies import Choice
+    from sim.costs.rates.efficiencies import Choice
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 

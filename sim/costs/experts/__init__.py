@@ -1,0 +1,1 @@
+"""Routed experts: how many a step touches, their kernels, their exchange of tokens."""

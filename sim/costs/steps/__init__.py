@@ -1,0 +1,1 @@
+"""How long steps take of which a model prices a part: ahead, in stages, by ranks."""
