@@ -119,7 +119,7 @@ PULLS: dict[str, str] = {
     "engine": "int64",  # that read
 }
 """Transfers of such a fleet have these columns as well; their kind is "pull", or
-"failed_pull" where the prefiller died."""
+"failed_pull" where the prefiller died, with the blocks that were asked for."""
 
 FLEET: dict[str, str] = {
     "time_s": "float64",  # regular times

@@ -359,6 +359,15 @@ def test_a_prefiller_dies_while_others_read(policy: str) -> None:
     assert summary["completed"] == (90 if policy == "recompute" else 90 - failed)
     assert summary["num_lost"] == summary["aborted"] == 90 - summary["completed"]
     assert summary["unfinished"] == 0
+    pulls = results.recording.transfer_table
+    assert pulls is not None
+    read = pulls.taken(pulls.is_one_of("kind", ["pull"]))
+    transfers = summary["transfers"]
+    assert transfers["num_bytes"] == read["num_bytes"].sum()
+    assert transfers["num_tokens"] == read["num_tokens"].sum()
+    assert transfers["num_tokens"] == results.requests["num_transferred_tokens"].sum()
+    spans_s = read["end_s"] - read["begin_s"]
+    assert transfers["mean_transfer_ms"] == pytest.approx(spans_s.mean() * 1e3)
     reasons = set(results.requests["reason"]) - {""}
     assert all("could not be read" in reason for reason in reasons)
 

@@ -233,7 +233,9 @@ def _split(
         "num_transferred_tokens": np.zeros(len(ids), np.int64),
     }
     columns["prefill_engine"][is_read] = facts[row[is_read], 1]
-    columns["num_transferred_tokens"][is_read] = facts[row[is_read], 6]
+    columns["num_transferred_tokens"][is_read] = np.where(
+        facts[row[is_read], 4], 0, facts[row[is_read], 6]
+    )
     for name, values in zip(
         PARTS, (queue_s, prefill_s, transfer_s, decode_s), strict=True
     ):
@@ -248,7 +250,9 @@ def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
     -------
     dict
         ``ttft_split``: statistics of each of `PARTS` in milliseconds; ``transfers``:
-        numbers of pulls, seconds of each, and how many were under way.
+        numbers of pulls, seconds of each, and how many were under way. Bytes, tokens
+        and seconds are of those that did not fail, as in vLLM 0.33's log
+        (``NixlKVConnectorStats``).
     """
     requests, transfers = recording.request_table, recording.transfer_table
     assert transfers is not None
@@ -256,15 +260,16 @@ def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
     split = {part: distribution_ms(part, requests[f"ttft_{part}_s"]) for part in PARTS}
     begin_s, end_s = pulls["begin_s"], pulls["end_s"]
     spans_s = end_s - begin_s
+    has_failed = pulls.is_one_of("kind", ["failed_pull"])
     duration_s = max(duration_s, 1e-300)
     return {
         "ttft_split": split,
         "transfers": {
             "num_transfers": pulls.num_rows,
-            "num_failed": int(np.count_nonzero(pulls["kind"] == "failed_pull")),
-            "num_bytes": int(pulls["num_bytes"].sum()),
-            "num_tokens": int(pulls["num_tokens"].sum()),
-            **distribution_ms("transfer", spans_s),
+            "num_failed": int(np.count_nonzero(has_failed)),
+            "num_bytes": int(pulls["num_bytes"][~has_failed].sum()),
+            "num_tokens": int(pulls["num_tokens"][~has_failed].sum()),
+            **distribution_ms("transfer", spans_s[~has_failed]),
             "num_in_flight_mean": float(spans_s.sum() / duration_s),
             "num_in_flight_max": int(in_flight(begin_s, end_s)[1].max(initial=0)),
             "busy_share": busy_s(begin_s, end_s) / duration_s,
