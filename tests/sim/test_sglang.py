@@ -19,6 +19,7 @@ from sim.results.folder import RunFolder
 from sim.results.recording.usage import mean_between
 from sim.scheduler.sglang.clocked import ClockedSglangScheduler
 from sim.scheduler.sglang.requests import ScheduleBatch, SglangOutput
+from sim.simulation.pools import pools_of, transfer_settings
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.studies.conformance import driver_of, first_difference
@@ -295,6 +296,22 @@ def test_the_command_that_serves_it_has_its_own_options() -> None:
         f"{begin} --tp-size 1 --mem-fraction-static 0.929 --max-total-tokens 640 "
         f"{limits} --chunked-prefill-size 64 --enable-mixed-chunk "
         f"--disable-overlap-schedule --disable-radix-cache --disable-cuda-graph"
+    )
+    fleet = {
+        "pools": [
+            {"name": "p", "role": "prefill", "replicas": 1},
+            {"name": "d", "role": "decode", "replicas": 1},
+        ],
+        "links": {"bytes_per_s": 5e10},
+        "connector": {"num_reserved_decode_tokens": 64},
+    }
+    prefill, decode = (
+        serve_command(each.engine, each.capacity, transfer_settings(each))
+        for each in pools_of(parse_config(data_of() | {"fleet": fleet}))
+    )
+    assert prefill.endswith("--disaggregation-mode prefill")
+    assert decode.endswith(
+        "--disaggregation-mode decode --num-reserved-decode-tokens 64"
     )
     whole = command(chunked_prefill_size=-1, schedule_policy="lpm")
     assert whole.endswith("--chunked-prefill-size -1 --schedule-policy lpm")

@@ -13,6 +13,7 @@ from sim.config.tables import parse_config
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.simulation.assemble import make_capacity
+from sim.simulation.pools import pools_of, transfer_settings
 from sim.studies.planning.answer.configurations import not_said, serve_command
 from tests.sim.test_config import minimal
 
@@ -46,6 +47,87 @@ def test_the_share_of_a_gpu_is_said_where_the_release_takes_another() -> None:
         command, _ = said(**engine)
         told = f"--gpu-memory-utilization {utilization}" in command
         assert told == is_said, (version, utilization)
+
+
+def words_of(pool: str, **table: Any) -> list[str]:
+    fleet = {
+        "pools": [
+            {"name": "prefill", "role": "prefill", "replicas": 1},
+            {"name": "decode", "role": "decode", "replicas": 1},
+        ],
+        "links": {"bytes_per_s": 5e10},
+    } | table.pop("fleet", {})
+    config = parse_config(minimal(**table) | {"fleet": fleet})
+    found = {each.name: each for each in pools_of(config)}[pool]
+    side = transfer_settings(found)
+    return shlex.split(serve_command(found.engine, found.capacity, side))
+
+
+def connector_in(words: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return found
+
+
+def test_a_pool_says_which_side_it_is() -> None:
+    for pool, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        words = words_of(pool)
+        assert words[:2] == ["vllm", "serve"]
+        assert connector_in(words) == {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+        }
+    connector = {"kv_lease_duration": 60, "kv_load_failure_policy": "recompute"}
+    assert connector_in(words_of("decode", fleet={"connector": connector})) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"kv_lease_duration": 60},
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def test_states_that_are_sent_need_a_layout() -> None:
+    """0.33's NIXL worker asserts it."""
+    granite = {"model": "ibm-granite/granite-4.0-h-small", "gpu": "h200_sxm"}
+    for pool in ("prefill", "decode"):
+        words = words_of(pool, **granite)
+        assert words[:3] == ["VLLM_SSM_CONV_STATE_LAYOUT=DS", "vllm", "serve"]
+    assert said(**granite)[0].startswith("vllm serve")
+
+
+def test_a_tier_behind_a_pool_stands_beside_its_side() -> None:
+    """``--kv-offloading-size`` would replace the connector."""
+    fleet = {"connector": {"asks_tier_first": True}}
+    words = words_of("decode", kv_offloading_size=16.0, fleet=fleet)
+    assert "--kv-offloading-size" not in words
+    whole = connector_in(words)
+    assert whole["kv_connector"] == "MultiConnector"
+    tier, side = whole["kv_connector_extra_config"]["connectors"]
+    assert side == {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert tier == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 16 * 2**30},
+    }
+
+
+def test_a_tier_is_said_as_json_and_ours_in_words() -> None:
+    extra = {"cpu_bytes_to_use": 10**9, "blocks_per_chunk": 4}
+    own = {"write_policy": "write_back"}
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    command, missing = said(
+        kv_transfer_config={**connector, "kv_connector_extra_config": extra | own},
+        kv_offloading_link={"load_bytes_per_s": 2e10, "store_bytes_per_s": 2e10},
+    )
+    assert connector_in(shlex.split(command)) == {
+        **connector,
+        "kv_connector_extra_config": extra,
+    }
+    assert "--kv-offloading-link" not in command
+    assert "write_policy=write_back" in missing
+    assert any(each.startswith("kv_offloading_link=") for each in missing)
+    command, missing = said(kv_offloading_size=16.0)
+    assert command.endswith("--kv-offloading-size 16")
+    assert not missing
 
 
 def test_what_was_set_is_said_in_the_words_of_the_release() -> None:

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.config.tables import parse_config
 from sim.hardware.models.bundled import hub_name
+from sim.studies.planning.answer.connectors import (
+    KEYS,
+    connector_not_said,
+    connector_options,
+    environment,
+)
 from sim.studies.planning.phases.replicas import fleet_table, is_alone
 from sim.studies.planning.search.trial import split_table, with_scale
 
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 
     from sim.config.engine import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
+    from sim.studies.planning.answer.connectors import Side
     from sim.studies.planning.phases.outcome import CandidatePlan
     from sim.studies.planning.phases.study import Study
 
@@ -116,18 +123,22 @@ _POOLS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 _BEFORE_V1 = ("preemption_mode", "swap_space")
 
 
-def serve_command(engine: EngineConfig, capacity: CapacityEstimate) -> str:
+def serve_command(
+    engine: EngineConfig, capacity: CapacityEstimate, side: Side | None = None
+) -> str:
     """Return the shell command that serves this configuration, in one line.
 
     Limits that a release would choose by itself are written out, as the simulation took
-    them; `capacity` has them. Before ``vllm serve`` (0.6) the servers are modules.
+    them; `capacity` has them. `side` says which one of a prefiller and a decoder it is,
+    if either. Before ``vllm serve`` (0.6) the servers are modules.
     """
     words = [*_program(engine), *_plain(engine, capacity)]
+    words += connector_options(engine, side)
     for key in _SWITCHES:
         words += _switch(engine, key)
     if engine.enforce_eager:
         words.append(_option(engine.generation.server.eager))
-    return shlex.join(words)
+    return " ".join([*environment(engine, side), shlex.join(words)])
 
 
 def _program(engine: EngineConfig) -> list[str]:
@@ -147,7 +158,7 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
     server = engine.generation.server
     for key, field in type(engine).model_fields.items():
         value = _resolved(engine, capacity, key)
-        if key in _OURS or value is None:
+        if key in _OURS | KEYS or value is None:
             continue
         if key in _BEFORE_V1 and key not in engine.generation.server.options:
             continue
@@ -221,6 +232,7 @@ def not_said(engine: EngineConfig) -> list[str]:
     options = engine.generation.server.options
     if engine.preemption_mode is not None and "preemption_mode" not in options:
         found.append(f"preemption_mode={engine.preemption_mode}")
+    found += connector_not_said(engine)
     drafts = engine.speculative
     if drafts is not None and drafts.method in ("eagle", "eagle3"):
         found.append("speculative_config.model, the checkpoint of the head")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
 from sim.results.summary.provenance import versions, workload_title
-from sim.simulation.pools import pools_of
+from sim.simulation.pools import pools_of, transfer_settings
 from sim.studies.planning.answer.configurations import (
     config_path,
     not_said,
@@ -210,7 +210,9 @@ def _given(study: Study, each: GivenFleet) -> dict[str, Any]:
         "tokens_per_s": seen.tokens_per_s,
         "values": _values(seen.values),
         "serve_commands": {
-            pool.name: serve_command(pool.engine, pool.capacity)
+            pool.name: serve_command(
+                pool.engine, pool.capacity, transfer_settings(pool)
+            )
             for pool in pools_of(config)
         },
         "router_flags": router_flags(config.fleet.router, config.fleet.num_engines),
