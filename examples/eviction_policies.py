@@ -61,7 +61,7 @@ RACES = (
         "rate, Llama-3.1-8B on an H200, blocks of 64 tokens",
         "mooncake_conversation.yaml",
         ("workload.trace.limit=4000", "engine.block_size=64"),
-        {13_800: "one H200", 55_000: "4 x", 166_000: "12 x"},
+        {13_800: "0.9 of an H200", 55_000: "4 x", 166_000: "12 x"},
     ),
     Race(
         "agents",
@@ -77,7 +77,7 @@ RACES = (
         "an H200, blocks of 16 tokens",
         "chat_sessions.yaml",
         (),
-        {15_446: "one H200"},
+        {15_446: "0.9 of an H200"},
     ),
 )
 

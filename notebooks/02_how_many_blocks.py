@@ -7,9 +7,9 @@
 #
 # ## Where the memory goes
 #
-# `gpu_memory_utilization` (0.9 unless you say otherwise) grants the engine a share of the
-# GPU. Weights, the peak of activations in the largest batch, what CUDA takes beside torch
-# and CUDA graphs come off it. The cache gets the rest.
+# `gpu_memory_utilization` (0.92 from vLLM 0.20 on, and 0.9 before, unless you say otherwise)
+# grants the engine a share of the GPU. Weights, the peak of activations in the largest batch,
+# what CUDA takes beside torch and CUDA graphs come off it. The cache gets the rest.
 
 # %%
 import pandas as pd

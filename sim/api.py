@@ -84,7 +84,7 @@ def simulate(config: RunConfig) -> Results:
     >>> results = simulate(load_config("examples/demo.yaml", minute))
     >>> summary = results.summary
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
-    (15446, 366, 0)
+    (16162, 366, 0)
     """
     results = with_figures(Results, _simulate(config))
     if results.summary["num_steps"] > _MANY_STEPS:

@@ -63,7 +63,7 @@ def capacity(
         GPUs of all ranks divide the experts one by one, rather than each of them.
     gpu_memory_utilization
         Share of physical memory that the engine may use (SGLang:
-        mem_fraction_static); default: 0.9, or SGLang's for this GPU.
+        mem_fraction_static); default: that of the release.
     block_size
         Tokens a block, or a page; default: 16, or 1 of SGLang.
     quantization

@@ -53,7 +53,7 @@ class EngineConfig(ConfigTable):
     kv_cache_dtype: str = "auto"
     scheduler: str | Kind = "v1"
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = None
     kv_cache_memory_bytes: Positive | None = None
     swap_space: Annotated[float, Field(ge=0)] = 4.0

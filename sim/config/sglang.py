@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from sim.errors import ConfigError
-from sim.hardware.capacity.sglang import default_fraction, defaults_of, driver_mib
+from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, defaults_of, driver_mib
 from sim.hardware.gpus import load_gpu
 from sim.scheduler.sglang.names import (
     MAX_TOTAL_TOKENS,
@@ -13,8 +13,6 @@ from sim.scheduler.sglang.names import (
     NEGATED,
     SAME_SWITCHES,
 )
-
-_WHOLE: Final = -1
 
 
 def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +68,16 @@ def _pages(found: dict[str, Any]) -> int:
 
 
 def _fill_in(found: dict[str, Any]) -> None:
-    """Fill in the values that follow from the card, where none is given."""
+    """Fill in the prompt tokens of a batch, which follow from the card, if not given.
+
+    Whole prompts fill a batch as far as ``max_prefill_tokens``, and the share of memory
+    that is left for activations follows from that.
+    """
+    if found.get("enable_chunked_prefill") is False:
+        found["max_num_batched_tokens"] = MAX_PREFILL_TOKENS
+        return
+    if found.get("max_num_batched_tokens") is not None:
+        return
     gpu, ranks = found.get("gpu"), found.get("tensor_parallel_size", 1)
     if not isinstance(gpu, str) or not isinstance(ranks, int):
         return  # refused later, with its key
@@ -78,11 +85,5 @@ def _fill_in(found: dict[str, Any]) -> None:
         memory_mib = driver_mib(load_gpu(gpu))
     except ConfigError:
         return
-    chunks = found.get("enable_chunked_prefill", True)
-    if chunks and found.get("max_num_batched_tokens") is None:
-        size = defaults_of(memory_mib, ranks).chunked_prefill_size
-        found["max_num_batched_tokens"] = size
-    if found.get("gpu_memory_utilization") is None:
-        chunk: Any = found.get("max_num_batched_tokens") if chunks else _WHOLE
-        if isinstance(chunk, int):
-            found["gpu_memory_utilization"] = default_fraction(memory_mib, ranks, chunk)
+    size = defaults_of(memory_mib, ranks).chunked_prefill_size
+    found["max_num_batched_tokens"] = size

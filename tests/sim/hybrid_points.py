@@ -146,7 +146,7 @@ def whole(row: dict[str, str], *, weights_given: bool) -> CapacityEstimate:
     return estimate_capacity(
         load_model(known.model),
         gpu,
-        gpu_memory_utilization=float(row["gpu_memory_utilization"] or 0.9),
+        gpu_memory_utilization=float(row["gpu_memory_utilization"] or 0) or None,
         weights_gib=given or None,
         **_arguments(row, known) | more,
     )

@@ -151,6 +151,7 @@ def test_remedies_fit_what_binds() -> None:
         update={"async_scheduling": False}
     )
     facts = {
+        "gpu_memory_utilization": 0.92,
         "max_num_seqs": 256.0,
         "max_num_batched_tokens": 8192.0,
         "num_running_mean": 40.0,

@@ -111,15 +111,30 @@ def test_defaults_of_the_release(
         "max_num_seqs",
         "max_num_batched_tokens",
     )
-    later = {"engine_version"} if version == "0.33" else {"gpu_memory_utilization"}
-    assert set(result.defaults[3:]) == {"block_size", "kv_cache_dtype"} | later
+    later = {"engine_version"} if version == "0.33" else set()
+    standing = {"gpu_memory_utilization", "block_size", "kv_cache_dtype"}
+    assert set(result.defaults[3:]) == standing | later
     assert estimate(max_num_batched_tokens=64).max_num_seqs == 64
 
 
 def test_an_engine_takes_more_of_its_gpu_from_0_20_on() -> None:
-    for version, utilization in (("0.19", 0.9), ("0.20", 0.92), ("0.33", 0.92)):
-        found = estimate(engine_version=version, gpu_memory_utilization=utilization)
+    for version, share in (
+        *(("0.1.0", 0.9), ("0.2.7", 0.9), ("0.7.3", 0.9), ("5.17", 0.9)),
+        *(("0.19", 0.9), ("0.20", 0.92), ("0.33", 0.92)),
+    ):
+        found = estimate(engine_version=version)
+        assert found.gpu_memory_utilization == share
         assert "gpu_memory_utilization" in found.defaults
+        assert f"utilization={share}" in format_capacity(found)
+        assert replace(found, plan=None) == replace(
+            estimate(engine_version=version, gpu_memory_utilization=share), plan=None
+        )
+        for other in {0.9, 0.92, 0.95} - {share}:
+            stated = estimate(engine_version=version, gpu_memory_utilization=other)
+            assert stated.gpu_memory_utilization == other
+            assert "gpu_memory_utilization" not in stated.defaults
+            less = stated.num_gpu_blocks < found.num_gpu_blocks
+            assert less == (other < share)
 
 
 def test_eras_are_in_order() -> None:

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from sim.config.tables import parse_config
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
-from sim.hardware.capacity.sglang import most_requests
-from sim.hardware.gpus import GIB
+from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, most_requests
+from sim.hardware.gpus import GIB, load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.simulation.assemble import make_capacity
+from tests.sim.test_config import minimal
 
 LLAMA, QWQ = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/QwQ-32B"
 
@@ -105,6 +109,37 @@ def test_tokens_take_the_bytes_of_published_pools(
 )
 def test_limits_of_requests(num_tokens: int, context_len: int, published: int) -> None:
     assert most_requests(num_tokens, context_len, None) == published
+
+
+def test_the_share_of_memory_is_that_of_the_card_unless_it_is_given() -> None:
+    for gpu, tp, tokens, share in (
+        ("rtx_4090", 1, None, 0.847),
+        ("h100_sxm", 1, None, 0.835),
+        ("h100_sxm", 8, None, 0.818),
+        ("h100_sxm", 1, MAX_PREFILL_TOKENS, 0.685),
+    ):
+        found = estimate(LLAMA, gpu, tp, max_num_batched_tokens=tokens)
+        assert found.gpu_memory_utilization == share
+        assert "gpu_memory_utilization" in found.defaults
+    given = estimate(LLAMA, "h100_sxm", 1, gpu_memory_utilization=0.9)
+    assert given.gpu_memory_utilization == 0.9
+    assert "gpu_memory_utilization" not in given.defaults
+
+
+@pytest.mark.parametrize(
+    ("chunks", "share"),
+    [({}, 0.835), ({"chunked_prefill_size": -1}, 0.685), ({"tp_size": 8}, 0.818)],
+)
+def test_configurations_take_the_share_of_the_card(
+    chunks: dict[str, Any], share: float
+) -> None:
+    config = parse_config(
+        minimal(model=LLAMA, scheduler="sglang", gpu="h100_sxm", **chunks)
+    )
+    for each in (config, parse_config(config.model_dump())):  # as results keep it
+        found = make_capacity(each.engine, load_model(LLAMA), load_gpu("h100_sxm"))
+        assert found.gpu_memory_utilization == share
+        assert "gpu_memory_utilization" in found.defaults
 
 
 def test_small_pools_and_limits_that_are_given() -> None:

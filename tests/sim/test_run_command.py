@@ -319,7 +319,7 @@ def test_yaml_dump_of_results_names_everything(config: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     kvsim(["run", str(config), "--out", str(out), "--no-figures", "--quiet"])
     dumped = yaml.safe_load((out / "config.yaml").read_text())
-    assert dumped["engine"]["gpu_memory_utilization"] == 0.9
+    assert dumped["engine"]["gpu_memory_utilization"] is None
     assert dumped["seed"] == 0
 
 

@@ -266,7 +266,7 @@ def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -
     told = capsys.readouterr().out
     # 81,559 MiB less 1.2 GiB, of which 16.5 % stay free, less the weights
     assert "max_total_num_tokens: 413,817, max_running_requests: 2,048" in told
-    assert "0.165 of the rest (1 - mem_fraction_static)" in told
+    assert "0.165 of the rest (1 - mem_fraction_static, the release's default)" in told
     assert "num_cpu_blocks" not in told
     assert kvsim([*words, "--engine-version", "0.5.10", "--quiet"]) == 0
     assert capsys.readouterr().out == "413817\n"
@@ -282,7 +282,7 @@ def test_the_command_that_serves_it_has_its_own_options() -> None:
     begin = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B"
     limits = "--context-length 639 --max-running-requests 320"
     assert command() == (
-        f"{begin} --tp-size 1 --page-size 16 --mem-fraction-static 0.907 "
+        f"{begin} --tp-size 1 --page-size 16 "
         f"--max-total-tokens 640 {limits} --chunked-prefill-size 8192"
     )
     assert command(
@@ -292,8 +292,9 @@ def test_the_command_that_serves_it_has_its_own_options() -> None:
         enable_mixed_chunk=True,
         disable_cuda_graph=True,
         chunked_prefill_size=64,
+        mem_fraction_static=0.93,
     ) == (
-        f"{begin} --tp-size 1 --mem-fraction-static 0.929 --max-total-tokens 640 "
+        f"{begin} --tp-size 1 --mem-fraction-static 0.93 --max-total-tokens 640 "
         f"{limits} --chunked-prefill-size 64 --enable-mixed-chunk "
         f"--disable-overlap-schedule --disable-radix-cache --disable-cuda-graph"
     )
@@ -349,7 +350,7 @@ def test_pages_of_a_small_card() -> None:
     config = parse_config(minimal(scheduler="sglang", gpu="rtx_4090", page_size=16))
     engine = config.engine
     assert (engine.max_num_batched_tokens, engine.block_size) == (2048, 16)
-    assert engine.gpu_memory_utilization == pytest.approx(0.847, abs=0.002)
+    assert engine.gpu_memory_utilization is None  # that of the card
     assert engine.schedules_ahead
 
 

@@ -54,6 +54,7 @@ class Recorder:
             max_num_batched_tokens=8192,
             max_num_seqs=256,
             num_gpu_blocks_override=num_gpu_blocks,
+            gpu_memory_utilization=0.9,
             disable_log_stats=True,
         ).llm_engine
         self.core = self._engine.engine_core.engine_core

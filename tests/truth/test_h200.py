@@ -35,6 +35,7 @@ def test_the_pool_is_as_large_as_predicted() -> None:
         "meta-llama/Llama-3.1-8B",
         "h200_sxm",
         engine_version="0.26",
+        gpu_memory_utilization=0.9,
         max_model_len=8192,
         max_num_batched_tokens=8192,
         max_num_seqs=256,

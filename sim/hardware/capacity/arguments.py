@@ -318,7 +318,7 @@ def check_numbers(
     counts: Mapping[str, object],
     *,
     kv_cache_memory_bytes: int | None,
-    gpu_memory_utilization: float,
+    gpu_memory_utilization: float | None,
     weights_gib: float | None,
     swap_space: float,
 ) -> None:

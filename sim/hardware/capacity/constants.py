@@ -167,7 +167,8 @@ VERY_WIDE_BATCH = (16_384, 1_024)
 
 FIRST_HIGHER_UTILIZATION_MINOR = 20
 """From here an engine takes 0.92 of a GPU by itself, and 0.9 before. Source: vLLM 0.20
-to 0.33, ``config/cache.py``; a log of 0.19 says 0.9."""
+to 0.33, ``config/cache.py``; a log of 0.19 says 0.9; ``engine/arg_utils.py`` of 0.7;
+before 0.1 it was 0.95 (pull request 153, June 2023)."""
 
 LAST_PATCH = 99
 """That of a release of which only 0.NN is said: its last."""
@@ -328,5 +329,10 @@ def era_of(minor: int, patch: int = LAST_PATCH) -> EngineEra:
 
 
 def default_utilization(minor: int) -> float:
-    """Return the share of a GPU that release 0.`minor` takes by itself."""
+    """Return the share of a GPU that release 0.`minor` takes by itself.
+
+    The stand-in for transformers 5.17 takes as much, of what the model leaves free.
+    Source: transformers, ``continuous_batching/initialization.py``, where no logits are
+    processed.
+    """
     return 0.92 if minor >= FIRST_HIGHER_UTILIZATION_MINOR else 0.9

@@ -20,7 +20,7 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
     """
     if is_sglang(estimate.engine_version):
         return _in_gib(_sglang_rows(estimate) + _pool_rows(estimate))
-    share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}"
+    share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}{_origin(estimate)}"
     graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
     parts = [
         ("total memory", estimate.total_bytes, estimate.gpu),
@@ -64,11 +64,17 @@ def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
         (
             "- activations",
             free,
-            f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static)",
+            f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static"
+            f"{_origin(estimate)})",
         ),
         ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
         *_expert_rows(estimate),
     ]
+
+
+def _origin(estimate: CapacityEstimate) -> str:
+    is_default = "gpu_memory_utilization" in estimate.defaults
+    return ", the release's default" if is_default else ""
 
 
 def _weights_remark(estimate: CapacityEstimate) -> str:

@@ -18,7 +18,12 @@ from sim.hardware.capacity.arguments import (
 )
 from sim.hardware.capacity.constants import LAST_PATCH, default_utilization
 from sim.hardware.capacity.estimate import CapacityEstimate, estimate_of
-from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, is_sglang
+from sim.hardware.capacity.sglang import (
+    default_fraction,
+    defaults_of,
+    driver_mib,
+    is_sglang,
+)
 from sim.hardware.capacity.transformers import (
     STAND_IN_MINOR,
     batch_limits,
@@ -33,7 +38,6 @@ from sim.hardware.models.weights import ExpertRanks
 if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
 
-DEFAULT_UTILIZATION = 0.9
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_ENGINE_VERSION = "0.33"
 
@@ -47,7 +51,7 @@ def estimate_capacity(
     data_parallel_size: int = 1,
     enable_expert_parallel: bool = False,
     block_size: int = DEFAULT_BLOCK_SIZE,
-    gpu_memory_utilization: float = DEFAULT_UTILIZATION,
+    gpu_memory_utilization: float | None = None,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     quantization: str | None = None,
@@ -89,7 +93,8 @@ def estimate_capacity(
     block_size
         Tokens of a block.
     gpu_memory_utilization
-        Share of the GPU's memory that the engine may use, in (0, 1].
+        Share of the GPU's memory that the engine may use, in (0, 1]; None for the
+        release's default.
     dtype, kv_cache_dtype, quantization
         Precisions, in vLLM's names; a quantised checkpoint needs no `quantization`,
         and its own scheme may be an unknown one where `weights_gib` is given.
@@ -145,7 +150,7 @@ def estimate_capacity(
     >>> from kvsim import estimate_capacity
     >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
     >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
-    (54950, 54089, 55811)
+    (56381, 55520, 57243)
     >>> round(pool.weights_bytes / 2**30, 2)
     14.99
     """
@@ -180,7 +185,8 @@ def estimate_capacity(
     if is_transformers(engine_version):
         tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
     elif is_sglang(engine_version):
-        tokens, seqs = max_num_batched_tokens or MAX_PREFILL_TOKENS, max_num_seqs or 0
+        chunk = defaults_of(driver_mib(gpu), tensor_parallel_size).chunked_prefill_size
+        tokens, seqs = max_num_batched_tokens or chunk, max_num_seqs or 0
     else:
         minor, patch = parse_release(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
@@ -190,8 +196,15 @@ def estimate_capacity(
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
     )
     check_prefix_match_unit(prefix_match_unit, minor)
+    own_utilization = default_utilization(minor)
+    if is_sglang(engine_version):
+        own_utilization = default_fraction(
+            driver_mib(gpu), tensor_parallel_size, tokens
+        )
+    if gpu_memory_utilization is None:
+        gpu_memory_utilization = own_utilization
     standing = {
-        "gpu_memory_utilization": gpu_memory_utilization == default_utilization(minor),
+        "gpu_memory_utilization": gpu_memory_utilization == own_utilization,
         "block_size": block_size == DEFAULT_BLOCK_SIZE,
         "kv_cache_dtype": kv_cache_dtype == "auto",
         "engine_version": engine_version == DEFAULT_ENGINE_VERSION,

@@ -205,7 +205,7 @@ class VllmMetrics:
             "kv_cache_size_tokens": str(
                 (capacity.num_gpu_blocks - 1) * capacity.block_size
             ),
-            "gpu_memory_utilization": str(table.gpu_memory_utilization),
+            "gpu_memory_utilization": str(capacity.gpu_memory_utilization),
             "cache_dtype": str(table.kv_cache_dtype),
             "enable_prefix_caching": str(table.prefix_caching),
         }

@@ -138,7 +138,9 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     answer["loses_prefixes"] = bool(finds and summary.get("num_evictions"))
     if request["facts"]:
         assert isinstance(results.recording, Recording)
+        share = simulation.capacity.gpu_memory_utilization
         answer["facts"] = facts_of(simulation, results.recording, 0.0)
+        answer["facts"]["gpu_memory_utilization"] = share
     return answer
 
 

@@ -62,8 +62,9 @@ def remedies_for(
 ) -> list[Remedy]:
     """Return the changes that fit the resource that binds, the free ones first.
 
-    `facts` are those of `sim.studies.planning.search.binding.facts_of`, and
-    ``loses_prefixes``: the share of runs that evict what later prompts may begin with.
+    `facts` are those of `sim.studies.planning.search.binding.facts_of`, the share of
+    GPU memory in use (``gpu_memory_utilization``), and ``loses_prefixes``: the share of
+    runs that evict what later prompts may begin with.
     """
     return [
         each
@@ -73,7 +74,7 @@ def remedies_for(
 
 
 def _settings(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[Remedy]:
-    yield from _more_blocks(engine)
+    yield from _more_blocks(engine, facts)
     yield from _limits(facts)
     yield from _fewer_at_once(engine, facts)
     has_cache = engine.generation.enable_prefix_caching is not None
@@ -106,14 +107,14 @@ def _option(
     return Remedy(key, name, {key: value}, flags, helps=helps)
 
 
-def _more_blocks(engine: EngineConfig) -> Iterator[Remedy]:
+def _more_blocks(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[Remedy]:
     is_sized = (
         engine.num_gpu_blocks_override is None and engine.kv_cache_memory_bytes is None
     )
     if engine.kv_cache_dtype == "auto" and engine.num_gpu_blocks_override is None:
         key = "kv_cache_dtype"
         yield _option(key, "KV cache in fp8", value="fp8")
-    if is_sized and engine.gpu_memory_utilization < _MORE_MEMORY:
+    if is_sized and facts["gpu_memory_utilization"] < _MORE_MEMORY:
         key = "gpu_memory_utilization"
         name = f"{_MORE_MEMORY:.0%} of the GPU's memory"
         yield _option(key, name, value=_MORE_MEMORY, helps=_ROOM | {"max_num_seqs"})

@@ -336,7 +336,7 @@ def misfit_of(engine: EngineConfig) -> Misfit | None:
         gpu.name,
         engine.tensor_parallel_size,
         needed / GIB,
-        gpu.memory_bytes * engine.gpu_memory_utilization / GIB,
+        gpu.memory_bytes * there.gpu_memory_utilization / GIB,
         _fits_from(engine),
     )
 

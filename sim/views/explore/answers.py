@@ -260,6 +260,7 @@ def resolved(now: Kept) -> dict[str, Any]:
     capacity = s["capacity"]
     found = {
         "engine.num_gpu_blocks_override": s["num_gpu_blocks"],
+        "engine.gpu_memory_utilization": capacity["gpu_memory_utilization"],
         "engine.max_num_seqs": s["max_num_seqs"],
         "engine.max_num_batched_tokens": s["max_num_batched_tokens"],
         "engine.max_model_len": capacity["max_model_len"],

@@ -173,7 +173,7 @@ class _Collector(Collector):
             "block_size": summary["block_size"],
             "num_gpu_blocks": summary["num_gpu_blocks"],
             "num_cpu_blocks": summary["num_cpu_blocks"],
-            "gpu_memory_utilization": engine.get("gpu_memory_utilization"),
+            "gpu_memory_utilization": summary["capacity"]["gpu_memory_utilization"],
             "cache_dtype": engine.get("kv_cache_dtype"),
             "engine": "0",
         }

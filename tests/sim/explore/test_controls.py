@@ -129,7 +129,7 @@ def test_every_kind_of_configuration_has_its_controls(path: Any) -> None:
         ("engine.max_num_seqs", float("inf"), "takes a number"),
         ("engine.gpu_memory_utilization", 0, "more than 0 and at most 1, got 0"),
         ("engine.gpu_memory_utilization", 1.01, "more than 0 and at most 1"),
-        ("engine.gpu_memory_utilization", None, "a value is needed"),
+        ("engine.block_size", None, "a value is needed"),
         ("engine.gpu_memory_utilization", [0.5], "takes a number"),
         ("engine.enable_prefix_caching", 1, "true or false"),
         ("engine.gpu", "no_such_gpu", "one of the"),

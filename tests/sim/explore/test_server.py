@@ -108,6 +108,8 @@ def test_what_was_run_is_not_run_again(app: Starlette) -> None:
     again = run(served, {"engine.max_num_seqs": 9}).events[-1]
     assert explorer.front.num_runs == 2
     assert again == first != other
+    taken = other["result"]["resolved"]
+    assert taken["engine.gpu_memory_utilization"] == 0.92
 
 
 def test_a_pinned_run_stands_behind(app: Starlette) -> None:

@@ -28,25 +28,30 @@ def test_limits_are_written_out() -> None:
     command, missing = said(max_model_len=4096, enable_prefix_caching=False)
     assert command == (
         "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
-        "--gpu-memory-utilization 0.9 --max-model-len 4096 --max-num-seqs 1024 "
-        "--max-num-batched-tokens 8192 "
+        "--max-model-len 4096 --max-num-seqs 1024 --max-num-batched-tokens 8192 "
         "--no-enable-prefix-caching"
     )
     assert not missing
 
 
 def test_the_share_of_a_gpu_is_said_where_the_release_takes_another() -> None:
-    """0.9 is the default up to 0.19, 0.92 later."""
-    for version, utilization, is_said in (
-        ("0.19", 0.9, False),
-        ("0.19", 0.92, True),
-        ("0.33", 0.9, True),
-        ("0.33", 0.92, False),
+    """0.9 is the default up to 0.19, 0.92 later; SGLang's follows from the card."""
+    sglang = {"scheduler": "sglang", "gpu": "h100_sxm"}
+    for engine, utilization, is_said in (
+        ({"engine_version": "0.19"}, None, False),
+        ({"engine_version": "0.19"}, 0.9, False),
+        ({"engine_version": "0.19"}, 0.92, True),
+        ({"engine_version": "0.33"}, None, False),
+        ({"engine_version": "0.33"}, 0.9, True),
+        ({"engine_version": "0.33"}, 0.92, False),
+        (sglang, None, False),
+        (sglang, 0.835, False),
+        (sglang, 0.9, True),
     ):
-        engine = {"engine_version": version, "gpu_memory_utilization": utilization}
-        command, _ = said(**engine)
-        told = f"--gpu-memory-utilization {utilization}" in command
-        assert told == is_said, (version, utilization)
+        command, _ = said(**engine, gpu_memory_utilization=utilization)
+        is_told = "--gpu-memory-utilization" in command
+        is_told |= "--mem-fraction-static" in command
+        assert is_told == is_said, (engine, utilization)
 
 
 def words_of(pool: str, **table: Any) -> list[str]:

@@ -164,8 +164,8 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
             continue
         is_said = key in _LIMITS
         default = engine.generation.defaults.get(key, field.default)
-        if key == "gpu_memory_utilization":  # which differs from release to release
-            default = value if key in capacity.defaults else None
+        if key == "gpu_memory_utilization" and key in capacity.defaults:
+            default = value  # as the release does by itself
         if value == default and not is_said and key != "tensor_parallel_size":
             continue
         if key in _POOLS and server.pool_in_tokens:
