@@ -34,6 +34,15 @@ _ALIASES = {
 }
 """Words of other tools, and what vLLM calls the same."""
 
+_OF_AN_ENGINE = {
+    "backend": "scheduler",
+    "engine": "scheduler",
+    "generation": "scheduler",
+    "kind": "scheduler",
+    "type": "scheduler",
+}
+"""What else a user may call the key that names an engine."""
+
 _WITHOUT_EFFECT = {
     "mamba_block_size": "blocks of states are as long as those of attention",
     "mamba_cache_mode": "enable_prefix_caching says when states are kept",
@@ -82,6 +91,10 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
         is_share = (problem.get("ctx") or {}).get("le") == 1
         hint = share_hint(value) if is_share else ""
         shown += hint or _default_of(path, root)
+    if problem["type"] == "string_type" and isinstance(value, int | float):
+        shown += "; write a name, or the number in quotes"
+        if path.endswith("engine.scheduler"):
+            shown += "; releases are engine_version"
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
         shown += (
             "; write the number alone, in the unit of the key"
@@ -168,6 +181,8 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
     listed = f" (there are: {', '.join(choices)})"
     word = key.lower().replace("-", "_")
     word = _ALIASES.get(word, word)
+    if table.rpartition(".")[2] == "engine":
+        word = _OF_AN_ENGINE.get(word, word)
     if word in _RATES:
         return (
             "; the rate is workload.synthetic.arrivals.rate or, of a trace or a "
@@ -177,9 +192,10 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
         return f"; did you mean '{f'{table}.{word}' if table else word}'?"
     if f"{word}s" in choices or word.removesuffix("s") in choices:
         return did_you_mean(word, choices)
-    for other, model in tables.items():
-        if word in model.model_fields:
-            return f"; did you mean '{f'{other}.{word}' if other else word}'?"
+    others = [each for each, model in tables.items() if word in model.model_fields]
+    if len(others) == 1:
+        (other,) = others
+        return f"; did you mean '{f'{other}.{word}' if other else word}'?"
     hint = did_you_mean(word, choices)
     return hint if hint and len(choices) > _MANY else hint + listed
 

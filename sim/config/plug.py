@@ -48,6 +48,9 @@ if typing.TYPE_CHECKING:
 USER_MODULE_PREFIX = "kvsim_user_"
 """Start of the names of modules that hold users' own classes."""
 
+_ALIASES = {"transformers": "hf_fifo"}
+"""Words of other tools, and what the kind is called here."""
+
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string.
@@ -59,12 +62,13 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     >>> did_you_mean("sglang", ["sglang_cache_aware", "llm_d"])
     "; did you mean 'sglang_cache_aware'?"
     """
-    names = list(map(str, choices))
-    near = difflib.get_close_matches(str(word), names, n=1)
+    names = {str(each).lower(): str(each) for each in choices}
+    word = str(word).lower()
+    near = difflib.get_close_matches(word, names, n=1)
     longer = [name for name in names if name.startswith(f"{word}_")]
     if not near and len(longer) == 1:
         near = longer
-    return f"; did you mean '{near[0]}'?" if near else ""
+    return f"; did you mean '{names[near[0]]}'?" if near else ""
 
 
 def build(
@@ -319,7 +323,8 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
     file_name, colon, class_name = kind.rpartition(":")
     if not colon or not file_name.endswith(".py"):
         raise ConfigError(
-            f"{where}.kind: '{kind}' is not built{did_you_mean(kind, table)} "
+            f"{where}.kind: '{kind}' is not built"
+            f"{did_you_mean(_ALIASES.get(kind.lower(), kind), table)} "
             f"(there are: {', '.join(table)}; your own: path/to/file.py:ClassName)"
         )
     refuse_plugins(kind, f"{where}.kind")
