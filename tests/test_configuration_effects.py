@@ -14,7 +14,7 @@ from sim.errors import ConfigError, SwapSpaceError
 from sim.results.schema import TRAFFIC
 from sim.scheduler.generations import GENERATION_KEYS, OURS
 from sim.simulation.simulate import simulate
-from tests.sim.test_config import minimal
+from tests.sim.config.test_config import minimal
 from tests.test_configuration_page import meanings
 
 if TYPE_CHECKING:
@@ -214,11 +214,11 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     said = {key for key, text in meanings().items() if text.startswith("No effect")}
     # A release of these is a name only; v1 neither swaps nor has CPU blocks; and a
     # batch reads more than the pool has slots only where prompts share blocks
-    # (tests/sim/test_scheduler_hf_fifo.py).
+    # (tests/sim/scheduler/test_hf_fifo.py).
     none = {
         "v1": {"preemption_mode", "swap_space"},
         "hf_fifo": {"engine_version", "max_blocks_per_request"},
-        # tests/sim/test_sglang.py: prompts that share, and more pressure
+        # tests/sim/scheduler/test_sglang.py: prompts that share, and more pressure
         "sglang": {
             "preemption_mode",
             "swap_space",
@@ -230,16 +230,16 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
         },
     }
     assert same == said | none.get(generation, {"engine_version"})
-    # Shown elsewhere: the choice of a generation itself, invariant 7, classes, what
-    # only models with windows or states have (tests/sim/test_groups_run.py), and ranks
-    # (tests/sim/test_ranks_run.py), and drafts (tests/sim/test_speculative_run.py).
+    # Shown elsewhere: the choice of a generation itself, invariant 7, classes, and by
+    # test_groups_run.py what only models with windows or states have, by
+    # test_ranks_run.py ranks, by test_speculative_run.py drafts (tests/sim/simulation).
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
     shown |= {"prefix_cache_retention_interval", "prefix_match_unit"}
     shown |= {"disable_hybrid_kv_cache_manager"}
     shown |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype", "gdn_prefill_backend"}
     shown |= {"data_parallel_size", "api_server_count", "enable_expert_parallel"}
     shown |= {"all2all_backend", "network", "speculative_config"}
-    # tests/sim/test_offloading_run.py
+    # tests/sim/simulation/test_offloading_run.py
     shown |= {key for key in EngineConfig.model_fields if key.startswith("kv_off")}
     shown |= {"kv_transfer_config"}
     if OURS[generation].enable_prefix_caching is None:
@@ -300,7 +300,8 @@ def test_how_requests_sample_shows(generation: str) -> None:
     known = pressed(generation, engine, {"output_end": "length"})
     assert (plain == known) == (generation != "sglang")
     tried = {key for key, *_ in cases} | {"priority", "slo_class", "output_end"}
-    # Below, in tests/sim/test_speculative_run.py, and in tests/sim/test_patience.py.
+    # Below, in tests/sim/simulation/test_speculative_run.py, and in
+    # tests/sim/engine/test_patience.py.
     elsewhere = {"resample", "acceptance", "client"}
     assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - elsewhere
 

@@ -56,7 +56,7 @@ from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.simulation.workload import _SESSION_KEYS, TRACE_KEYS
 from tests.shared import ROOT
-from tests.sim.test_config import minimal, write
+from tests.sim.config.test_config import minimal, write
 from workloads.acceptance import ACCEPTANCE
 from workloads.plain import parse_yaml
 from workloads.preset import preset_names

@@ -15,8 +15,8 @@ from sim.scheduler.victims import VICTIMS
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from tests.shared import ROOT
-from tests.sim.test_config import write
-from tests.sim.test_victims import pressed
+from tests.sim.config.test_config import write
+from tests.sim.scheduler.test_victims import pressed
 
 if TYPE_CHECKING:
     from pathlib import Path

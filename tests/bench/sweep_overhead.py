@@ -26,7 +26,7 @@ from sim.studies.sweeps.spec import load_sweep
 from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary
 from tests.shared import ROOT
-from tests.sim.sweep_files import tiny
+from tests.sim.studies.sweeps.files import tiny
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

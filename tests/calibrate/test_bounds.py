@@ -15,7 +15,7 @@ from sim.scheduler.batch import BatchShape
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.calibrate.test_tabulate import LLAMA_8B, gemm_table, prefill_table
 from tests.shared import shared
-from tests.sim.test_config import minimal, write
+from tests.sim.config.test_config import minimal, write
 
 H200 = load_gpu("h200_sxm")
 NOISE = 0.06

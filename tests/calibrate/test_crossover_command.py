@@ -8,8 +8,8 @@ from PIL import Image
 
 from sim.cli.main import run
 from sim.costs.measured.profile import canonical_json, profile_id
-from tests.sim.test_costs import LLAMA_8B
-from tests.sim.test_costs_measured import entry, write
+from tests.sim.costs.test_costs import LLAMA_8B
+from tests.sim.costs.test_measured import entry, write
 
 MODEL = "meta-llama/Llama-3.1-8B"
 SHOW = ["profile", "show"]

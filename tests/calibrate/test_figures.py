@@ -29,7 +29,7 @@ from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.errors import UserError
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
-from tests.sim.plot_tables import pixels_of, texts_of
+from tests.sim.views.plots.tables import pixels_of, texts_of
 
 if TYPE_CHECKING:
     from pathlib import Path

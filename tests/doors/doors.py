@@ -16,8 +16,8 @@ from tests.doors import changes
 from tests.identity.measured_profile import measured_profile
 from tests.shared import ROOT
 from tests.sim.commands import TRACE
-from tests.sim.planning.plans import small
-from tests.sim.sweep_files import tiny
+from tests.sim.studies.planning.plans import small
+from tests.sim.studies.sweeps.files import tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ import yaml
 
 from tests.shared import ROOT, shared
 from tests.sim.commands import files
-from tests.sim.planning.plans import small, written
-from tests.sim.sweep_files import tiny, write_sweep
+from tests.sim.studies.planning.plans import small, written
+from tests.sim.studies.sweeps.files import tiny, write_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,8 +18,8 @@ from ray.cluster_utils import Cluster
 
 from tests.faults.commands import finish, written_files
 from tests.shared import ROOT
-from tests.sim.planning.plans import small, written
-from tests.sim.sweep_on_ray import HEAD, SLOW
+from tests.sim.studies.planning.plans import small, written
+from tests.sim.studies.sweeps.on_ray import HEAD, SLOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable

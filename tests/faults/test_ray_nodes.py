@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.shared import ROOT
-from tests.sim.test_sweep_ray import QUICK_TO_SEE_A_DEATH
+from tests.sim.studies.sweeps.test_ray import QUICK_TO_SEE_A_DEATH
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)

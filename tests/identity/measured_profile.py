@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from sim.hardware.models.bundled import load_model
-from tests.sim.test_costs_chunks import mixed_table, past_table
-from tests.sim.test_costs_measured import entry, write
-from tests.sim.test_costs_measured_rest import FIT, PARTS
+from tests.sim.costs.test_chunks import mixed_table, past_table
+from tests.sim.costs.test_measured import entry, write
+from tests.sim.costs.test_measured_rest import FIT, PARTS
 
 
 @cache

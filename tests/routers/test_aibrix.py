@@ -16,7 +16,7 @@ from sim.fleet.routers.aibrix_prefix import (
     AIBrixPrefix,
     BlockTable,
 )
-from tests.sim.test_routers import request
+from tests.sim.fleet.test_routers import request
 
 MOST = 5
 HASHES = st.lists(st.integers(0, 7), max_size=7, unique=True)

@@ -18,7 +18,7 @@ import pytest
 from sim.engine.clock import Clock
 from sim.fleet.routers.block_index import prompt_hashes, prompt_runs
 from sim.fleet.routers.dynamo_kv import DynamoKv
-from tests.sim.test_routers import request
+from tests.sim.fleet.test_routers import request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

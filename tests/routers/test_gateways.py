@@ -12,7 +12,7 @@ import pytest
 from sim.fleet.routers.counting import PowerOfTwo, RoundRobin
 from sim.fleet.routers.sglang_cache_aware import SGLangCacheAware
 from tests.routers.gateways import Came, Ended, Gateway, Traffic
-from tests.sim.test_routers import request
+from tests.sim.fleet.test_routers import request
 
 if TYPE_CHECKING:
     from pathlib import Path

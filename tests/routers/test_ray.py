@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from sim.fleet.routers.ray_prefix import RayPrefix
-from tests.sim.test_routers import request
+from tests.sim.fleet.test_routers import request
 
 Method = Callable[..., Any]
 _ROUTER = "llm/_internal/serve/routing_policies/prefix_aware/prefix_aware_router.py"

@@ -24,7 +24,7 @@ from sim.results.folder import RunFolder
 from sim.results.tables.parquet import StepsFile
 from tests.bench.scale import SYNTHETIC
 from tests.shared import ROOT
-from tests.sim.sweep_files import tiny, write_sweep
+from tests.sim.studies.sweeps.files import tiny, write_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

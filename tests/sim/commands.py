@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.cli.main import run as kvsim
 from sim.results.output import claimed
-from tests.sim.test_config import minimal, write
+from tests.sim.config.test_config import minimal, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

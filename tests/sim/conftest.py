@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.views.plots import Tables  # noqa: TC001
-from tests.sim.plot_directories import pressed_sweep, two_runs
-from tests.sim.plot_tables import a_run
-from tests.sim.test_config import minimal, write
+from tests.sim.config.test_config import minimal, write
+from tests.sim.views.plots.directories import pressed_sweep, two_runs
+from tests.sim.views.plots.tables import a_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.simulation.run import Simulation
-from tests.sim.test_config import minimal
+from tests.sim.config.test_config import minimal
 
 if TYPE_CHECKING:
     import numpy as np

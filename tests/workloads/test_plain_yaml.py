@@ -18,8 +18,8 @@ from sim.hardware.interconnects import load_interconnect
 from sim.hardware.models.bundled import load_model
 from tests.shared import ROOT
 from tests.sim.commands import refused
-from tests.sim.planning.plans import small
-from tests.sim.sweep_files import tiny
+from tests.sim.studies.planning.plans import small
+from tests.sim.studies.sweeps.files import tiny
 from workloads.errors import PlainDataError, WorkloadError
 from workloads.plain import MOST_BY_ALIASES, parse_yaml
 from workloads.preset import load_preset

@@ -8,7 +8,7 @@ its low-latency kernels once for each expert.
 Source: vLLM 0.33.0, ``distributed/device_communicators/all2all.py``
 (`AgRsAll2AllManager`), ``config/parallel.py`` (`all2all_backend`). Gathers are fitted
 to aiconfigurator's NCCL tables of eight H100 and H200, DeepEP to its own tables (H800,
-8 to 256 GPUs); tests/sim/test_costs_exchange.py says how well.
+8 to 256 GPUs); tests/sim/costs/test_exchange.py says how well.
 """
 
 from __future__ import annotations

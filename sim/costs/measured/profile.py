@@ -136,7 +136,7 @@ def read_profile(path: Path | str) -> Profile:
     Examples
     --------
     >>> from kvsim import read_profile
-    >>> profile = read_profile("tests/sim/golden/kvprofile_1.json")
+    >>> profile = read_profile("tests/sim/costs/golden/kvprofile_1.json")
     >>> profile.kind, profile.device["name"]
     ('imported', 'h200_sxm')
     """

@@ -42,7 +42,8 @@ class _Tower(NamedTuple):
 def encoder_parameters(whole: Facts, text: Facts, kind: str) -> int:
     """Return the parameters of a vision tower and its projector; 0 if not known.
 
-    The families that are counted equal published totals; see tests/sim/test_model.py.
+    The families that are counted equal published totals; see
+    tests/sim/hardware/test_model.py.
     Sound and towers of other families are 0, and the estimate says so.
     """
     vision = whole.mapping("vision_config")

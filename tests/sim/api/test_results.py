@@ -18,7 +18,7 @@ from sim.results.recording.recorder import Recorder
 from sim.views.plots import FIGURES
 from sim.views.plots.style import to_png
 from tests.shared import ROOT
-from tests.sim.test_config import minimal
+from tests.sim.config.test_config import minimal
 
 if TYPE_CHECKING:
     from pathlib import Path

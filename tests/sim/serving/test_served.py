@@ -27,8 +27,8 @@ from sim.serving.server import ServedEngine, engines_of
 from sim.serving.text import CharacterTokens
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
+from tests.sim.config.test_config import minimal
 from tests.sim.serving.client import MODEL, SETTINGS, Client, Group
-from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
