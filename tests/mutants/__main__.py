@@ -31,9 +31,9 @@ SEED = 29
 MOST_UNEXPLAINED = 0.03
 LEFT_OUT = (
     *("notebooks", "hosted", "faults", "bench", "doors", "mutants", "test_*.py"),
-    *("sim/explore", "sim/exports", "sim/report", "sim/serving", "sim/api"),
-    *("sim/test_plot*", "sim/test_sweep*", "calibrate/test_[!c]*", "sim/planning"),
-    *("calibrate/test_c[!a]*", "sim/validation", "sim/test_capacity*"),
+    *("sim/views", "sim/serving", "sim/api", "sim/hardware/capacity"),
+    *("sim/studies/sweeps", "sim/studies/planning", "sim/studies/validation"),
+    *("calibrate/test_[!c]*", "calibrate/test_c[!a]*"),
 )
 """Tests that are about pages, processes, pictures and the like."""
 

@@ -12,7 +12,7 @@ from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, most_requests
 from sim.hardware.gpus import GIB, load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.simulation.assemble import make_capacity
-from tests.sim.test_config import minimal
+from tests.sim.config.test_config import minimal
 
 LLAMA, QWQ = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/QwQ-32B"
 
