@@ -12,6 +12,7 @@ from sim.errors import ConfigError, EngineDiedError
 from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from tests.sim.config.test_config import minimal
 from tests.sim.fleet.test_run import GENERATIONS, TIGHT, data_of, fleet_of, tables
 
 if TYPE_CHECKING:
@@ -51,6 +52,27 @@ def test_the_fast_path_changes_nothing() -> None:
     found = [each.run() for each in (fast, stepwise)]
     for place in range(len(NAMES)):
         pd.testing.assert_frame_equal(*(rows_of(each, place) for each in found))
+
+
+@pytest.mark.parametrize("first", ["v1", "sglang"])
+def test_each_pool_takes_the_share_of_memory_of_its_release(first: str) -> None:
+    engines = [
+        {"scheduler": "sglang", "gpu": "h200_sxm"},
+        {"scheduler": "sglang", "gpu": "h100_sxm"},
+        {"scheduler": "v1"},
+        {"scheduler": "v1", "engine_version": "0.19"},
+        {"scheduler": "v0"},
+        {"scheduler": "v0", "gpu_memory_utilization": 0.8},
+    ]
+    pools = [
+        {"name": f"p{place}", "replicas": 1, "engine": engine}
+        for place, engine in enumerate(engines)
+    ]
+    fleet = {"pools": pools, "router": {"kind": "round_robin"}}
+    config = minimal(gpu="h100_sxm", scheduler=first) | {"fleet": fleet}
+    found = Simulation(parse_config(config)).pools
+    shares = [each.capacity.gpu_memory_utilization for each in found]
+    assert shares == [0.907, 0.835, 0.92, 0.9, 0.9, 0.8]
 
 
 def test_all_is_told_of_each_pool() -> None:
