@@ -12,6 +12,7 @@ from sim.results.fleet.pulls import (
 from sim.results.fleet.ranks import RankRecorders
 from sim.results.recording.drafts import DraftRecorder
 from sim.results.recording.recorder import Recorder
+from sim.results.recording.step_columns import ColumnMaker
 from sim.results.recording.transfers import OffloadRecorder, TransferLog
 from sim.results.recording.usage import GroupUsage, PrefixTreeUsage
 from sim.simulation.offloading import transfer_log
@@ -52,6 +53,8 @@ def make_recorder(
     has_tiers = any(pool.engine.has_tier for pool in pools)
     most_drafts = max((each.num_speculative_tokens for each in drafts), default=0)
 
+    maker = ColumnMaker()
+
     def one(scheduler: Scheduler, pool: Pool) -> Recorder:
         more: dict[str, Any] = {
             "keeps_steps": keeps_steps,
@@ -59,6 +62,7 @@ def make_recorder(
             "tree": _tree_usage(scheduler) if keeps_steps else None,
             "front_end_s": config.front_end_s,
             "num_recorders": len(schedulers),
+            "maker": maker,
         }
         if most_drafts:  # of any: tables of all engines have the same columns
             more["num_speculative_tokens"] = most_drafts

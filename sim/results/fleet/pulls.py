@@ -55,7 +55,7 @@ class PromptRecorder(Recorder):
             self.num_computed_tokens += request.num_prompt_tokens - num_hits
         self.num_prompts += len(requests)
         row = len(self.steps.ends_s) - 1 - num_later_steps
-        self.steps.finished.append((row, len(requests)))
+        self.steps.finished.extend((row, len(requests)))
 
 
 class OffloadPromptRecorder(PromptRecorder, OffloadRecorder):

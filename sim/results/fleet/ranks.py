@@ -92,9 +92,9 @@ class _SharedSink:
         assert self.table is not None
         return self.table.kinds
 
-    def write(self, batch: Batch) -> bool | None:
+    def write(self, batch: Batch) -> None:
         self.num_batches += 1
-        return self.sink.write(batch)
+        self.sink.write(batch)
 
     def close(self) -> None:
         self._num_open -= 1
@@ -116,7 +116,7 @@ class _RankSink:
         self.num_dummy_steps = 0
         self.wait_s = 0.0
 
-    def write(self, batch: Batch) -> bool | None:
+    def write(self, batch: Batch) -> None:
         size = len(batch["step"])
         first, self._num_steps = self._num_steps, self._num_steps + size
         waits_s = np.zeros(size)
@@ -130,7 +130,7 @@ class _RankSink:
         if self._shared.has_outputs and "output_s" not in batch:
             told["output_s"] = batch["start_s"] + batch["latency_s"]
         self._batches.append(self._shared.num_batches)
-        return self._shared.write(batch | told)
+        self._shared.write(batch | told)
 
     def close(self) -> WrittenSteps:
         self._shared.close()

@@ -111,7 +111,7 @@ class DraftRecorder(Recorder):
         self._num_by_accepted += np.bincount(accepted, minlength=positions)
         self._verified = [array("q") for _ in self._verified]
 
-    def _emit(self, batch: Batch) -> bool:
+    def _emit(self, batch: Batch) -> None:
         steps = batch["step"]
         first, last = int(steps[0]), int(steps[-1])
         told: Batch = {}
@@ -122,7 +122,7 @@ class DraftRecorder(Recorder):
             told[name] = values
         held = told["num_draft_blocks"] * spans_s(batch)
         self._draft_block_s += float(held.sum())
-        return super()._emit(batch | told | _as_decodes(batch, told))
+        super()._emit(batch | told | _as_decodes(batch, told))
 
     def finish(self, now_s: float) -> Recording:
         recording = super().finish(now_s)

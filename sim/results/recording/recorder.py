@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from sim.results.recording.step_columns import ColumnMaker
     from sim.results.recording.usage import GroupUsage, PrefixTreeUsage
     from sim.results.tables.memory import ResultTable
     from sim.results.tables.steps import Batch, StepSink, StepTable
@@ -119,6 +120,8 @@ class Recorder:
         Seconds that latencies have besides; see `RequestRows`.
     num_recorders
         How many there are in the run; of many, each collects less at a time.
+    maker
+        Of the columns of their steps, one for all.
 
     Attributes
     ----------
@@ -137,6 +140,7 @@ class Recorder:
         tree: PrefixTreeUsage | None = None,
         front_end_s: float = 0.0,
         num_recorders: int = 1,
+        maker: ColumnMaker | None = None,
     ) -> None:
         self.groups = groups
         self._tree = tree
@@ -145,7 +149,8 @@ class Recorder:
         self.num_finished = 0
         self.num_left = 0
         self.active: dict[int, Request] = {}
-        self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit, num_recorders)
+        log = StepLog if keeps_steps else UnkeptLog
+        self.steps = log(self._emit, num_recorders, maker)
         self._left_s = array("d")
         self._totals = StepTotals()
         self._requests = RequestRows(front_end_s, num_recorders)
@@ -196,7 +201,7 @@ class Recorder:
         num_requests = len(requests)
         self.num_finished += num_requests
         row = len(steps.ends_s) - 1 - num_later_steps
-        steps.finished.append((row, num_requests))
+        steps.finished.extend((row, num_requests))
         self._requests.add(requests)
 
     def left(self, request: Request, now_s: float) -> None:
@@ -232,9 +237,9 @@ class Recorder:
 
     # -- collecting -----------------------------------------------------------
 
-    def _emit(self, batch: Batch) -> bool:
+    def _emit(self, batch: Batch) -> None:
         self._totals.add(batch)
-        return bool(self.sink.write(batch))
+        self.sink.write(batch)
 
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""

@@ -193,9 +193,9 @@ class OffloadRecorder(Recorder):
         super().__init__(**more)
         self.transfers = transfers
 
-    def _emit(self, batch: Batch) -> bool:
+    def _emit(self, batch: Batch) -> None:
         usage = self.transfers.usage_at(batch["start_s"])
-        return super()._emit(batch | {"cpu_cache_usage": usage})
+        super()._emit(batch | {"cpu_cache_usage": usage})
 
     def finish(self, now_s: float) -> Recording:
         log = self.transfers

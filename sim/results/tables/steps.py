@@ -115,10 +115,10 @@ class WrittenSteps(StepTable, Protocol):
 class StepSink(Protocol):
     """Where a recorder puts the steps of a run."""
 
-    def write(self, batch: Batch) -> bool | None:
+    def write(self, batch: Batch) -> None:
         """Take `BATCH_ROWS` steps, or the last few: all columns, and maybe others.
 
-        Return whether the arrays are kept; if not, they change after the call.
+        The arrays never change, and may be kept.
         """
 
     def close(self) -> WrittenSteps:
@@ -217,7 +217,7 @@ def _in_numpy(batch: pa.RecordBatch, columns: Sequence[str]) -> Batch:
 class MemorySteps:
     """Steps that stay in memory: sink and table in one, at most 270 bytes a step.
 
-    With `columns`, copies of those are kept, in place of all of them as they come.
+    With `columns`, those are kept, in place of all of them.
     """
 
     def __init__(
@@ -233,14 +233,11 @@ class MemorySteps:
         self._begins: list[int] = []  # of the batches as they were written
         self._frame: pd.DataFrame | None = None
 
-    def write(self, batch: Batch) -> bool:
+    def write(self, batch: Batch) -> None:
         self._begins.append(self.num_steps)
         self.num_steps += len(batch["step"])
-        if self._columns is None:  # a copy would be as much again
-            self._batches.append({name: batch[name] for name in self.kinds})
-            return True
-        self._batches.append({name: batch[name].copy() for name in self._columns})
-        return False
+        names = self.kinds if self._columns is None else self._columns
+        self._batches.append({name: batch[name] for name in names})
 
     def close(self) -> MemorySteps:
         return self

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from sim.results import schema
 from sim.results.metrics import cache_and_queues
+from sim.results.recording import step_columns
 from sim.results.recording.recorder import Recorder, Recording
+from sim.results.recording.step_columns import ColumnMaker
 from sim.results.tables.parquet import StepsFile, copy_steps
 from sim.results.tables.steps import FrameSteps, ParquetSteps
 from sim.scheduler.request import Request, RequestStatus
@@ -78,40 +80,56 @@ def test_stretches_leave_the_same_bytes_as_single_steps(
         assert sum(groups) == sum(max(1, len(each.num_new_blocks)) for each in events)
 
 
-def test_columns_of_a_short_batch_are_made_at_once_and_told_when_they_were(
-    monkeypatch: pytest.MonkeyPatch,
+def emitted(
+    makers: Sequence[ColumnMaker], *, puts_off: bool
+) -> tuple[list[tuple[int, dict[str, list[Any]]]], int]:
+    """Return batches of logs that are told in turns, and whose; and steps of all."""
+    batches: list[tuple[int, dict[str, list[Any]]]] = []
+    tellers = []
+    for number, maker in enumerate(makers):  # batches of 12, chunks of 6
+        recorder = Recorder(num_recorders=2, maker=maker)
+        tellers.append(Teller(recorder, COST, quietly=True, chunk_rows=1 << 20))
+
+        def take(batch: Any, number: int = number) -> None:
+            batches.append((number, {k: v.tolist() for k, v in batch.items()}))
+
+        tellers[-1].log._emit = take
+    for length in (1, 5, 2, 3, 7, 1, 1, 4, 13, 2, 9, 1, 6, 30, 2):
+        for number, teller in enumerate(tellers):
+            log, blocks = teller.log, (number,) * (length - 1)
+            teller.tell(Told(8 + number, 900, 0, 16, blocks, number, 0.1))
+            log.finished.extend((len(log.ends_s) - 1, 1))
+            if len(log.ends_s) >= log.chunk_ends:
+                log.end_chunk() if puts_off else log.flush()
+    for teller in tellers:
+        teller.recorder.finish(teller.now_s)
+    return batches, sum(teller.step for teller in tellers)
+
+
+@pytest.mark.parametrize("num_chunk_rows", [1, 40, 10**6])
+def test_columns_of_several_logs_are_made_at_once_and_told_in_order(
+    monkeypatch: pytest.MonkeyPatch, num_chunk_rows: int
 ) -> None:
     monkeypatch.setattr("sim.results.recording.step_log._LEAST_CHUNK_ROWS", 4)
     monkeypatch.setattr("sim.results.recording.step_log._MOST_ROWS_HELD", 24)
-    emitted: list[list[tuple[int, list[int]]]] = []
-    num_made = []
-    for puts_off in (False, True):
-        recorder = Recorder(num_recorders=2)  # batches of 12, chunks of 6
-        teller = Teller(recorder, COST, quietly=True, chunk_rows=1 << 20)
-        log, batches, made = teller.log, [], []
-        priced = log._priced
+    monkeypatch.setattr(step_columns, "CHUNK_ROWS", num_chunk_rows)
+    made: list[int] = []
+    columns_of = step_columns._columns_of
 
-        def note(*rows: Any, priced: Any = priced, made: Any = made) -> Any:
-            made.append(len(rows[0]))
-            return priced(*rows)
+    def note(sections: Any, kind: Any) -> Any:
+        made.append(sum(section.num_steps for section in sections))
+        return columns_of(sections, kind)
 
-        def take(batch: Any, teller: Any = teller, batches: Any = batches) -> bool:
-            batches.append((teller.step, batch["step"].tolist()))
-            return False
-
-        monkeypatch.setattr(log, "_priced", note)
-        monkeypatch.setattr(log, "_emit", take)
-        for length in (1, 5, 2, 3, 7, 1, 1, 4, 13, 2, 9, 1, 6, 30, 2):
-            teller.tell(Told(8, 900, 0, 16, (1,) * (length - 1), 0, 0.0))
-            if len(log.ends_s) >= log.chunk_ends:
-                log.end_chunk() if puts_off else log.flush()
-        recorder.finish(teller.now_s)
-        emitted.append(batches)
-        num_made.append(made)
-    assert emitted[0] == emitted[1]
-    assert [step for _, steps in emitted[1] for step in steps] == [*range(teller.step)]
-    assert len(num_made[1]) < len(num_made[0])
-    assert sum(num_made[1]) == sum(num_made[0]) == teller.step
+    monkeypatch.setattr(step_columns, "_columns_of", note)
+    expected, num_steps = emitted([ColumnMaker() for _ in range(3)], puts_off=False)
+    num_times, made = len(made), []
+    found, _ = emitted([ColumnMaker()] * 3, puts_off=True)
+    assert found == expected
+    assert sum(made) == num_steps == sum(len(rows["step"]) for _, rows in found)
+    assert sum(sum(rows["num_finished"]) for _, rows in found) == 3 * 15
+    assert len(made) < num_times
+    if num_chunk_rows > num_steps:  # but for the ends of logs, which make what waits
+        assert len(made) == 3
 
 
 @pytest.mark.slow
