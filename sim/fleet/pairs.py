@@ -370,6 +370,8 @@ class Pairs(TwoPools):
     def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
         if request.status is RequestStatus.FINISHED_ERROR:
             self._count_error(request)
+        elif request.status is RequestStatus.FINISHED_REJECTED:
+            cast("ConsumerSteps", self._side(place)).refuse(request)
         super()._ended(place, then, request)
 
     def _count_error(self, request: Request) -> None:

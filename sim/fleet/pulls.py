@@ -418,6 +418,11 @@ class ConsumerSteps(PairSteps):
             read.source.told(read.prompt)
         self.wake()
 
+    def refuse(self, request: Request) -> None:
+        """Let the producer hear of a prompt that was refused here."""
+        self.scheduler.refuse(request)
+        self.wake()
+
     def fail_from(self, source: PairSteps) -> None:
         """Let all pulls fail from a producer that has died."""
         for read in [each for each in self.reads if each.source is source]:

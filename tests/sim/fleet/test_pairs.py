@@ -153,6 +153,11 @@ def is_the_same_stepwise(fleet: dict[str, Any], engine: Any, **run: Any) -> Resu
     fast, slow = (
         simulation_of(fleet, engine, stepwise=way, **run).run() for way in (False, True)
     )
+    check_the_same(fast, slow)
+    return fast
+
+
+def check_the_same(fast: Results, slow: Results) -> None:
     assert (fast.summary["path"], slow.summary["path"]) == ("fast", "stepwise")
     for name, table in tables(fast).items():
         order = ["engine", "step"] if name == "steps" else []
@@ -162,7 +167,6 @@ def is_the_same_stepwise(fleet: dict[str, Any], engine: Any, **run: Any) -> Resu
                 each.sort_values(order, ignore_index=True) for each in (one, other)
             )
         assert one.equals(other), name
-    return fast
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -335,6 +339,27 @@ def test_figures_of_pools() -> None:
     assert len(split.patches) == 4
     load = engines_figure(results).axes[1]
     assert sum(bar.get_width() for bar in load.patches) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prefiller_hears_of_a_prompt_that_a_decoder_refuses(*, ahead: bool) -> None:
+    """0.33's server adds the request and aborts it, so that the connector tells."""
+    fleet = fleet_of(1, 1)
+    fleet["pools"][1]["engine"] = {"max_model_len": 160}
+    engine = TIGHT | {"async_scheduling": ahead}
+    lengths = {
+        "prompt_tokens": {"kind": "uniform", "low": 100, "high": 200},
+        "output_tokens": {"kind": "fixed", "tokens": 3},
+    }
+    data = data_of(engine, fleet, 40, 20.0)
+    data["workload"]["synthetic"] |= lengths
+    results = checked(Simulation(parse_config(data)))
+    refused = results.summary["rejected"]
+    assert 0 < refused < 40
+    assert results.summary["completed"] == 40 - refused
+    assert results.summary["transfers"]["num_expired"] == 0
+    assert results.summary["duration"] < 10  # a lease is 30 s
+    check_the_same(results, Simulation(parse_config(data), stepwise=True).run())
 
 
 # -- deaths --------------------------------------------------------------------------

@@ -141,6 +141,16 @@ class ConnectorScheduler(Scheduler):
         self.connector.on_new_request(request)
         self.waiting.add_request(request)
 
+    def refuse(self, request: Request) -> None:
+        """Let the connector give up what is held for a request that is never added.
+
+        Source: vLLM 0.33.0, ``entrypoints/generate/base/serving.py``: what the server
+        refuses is added and aborted at once, for the connector's sake.
+        """
+        self.connector.on_new_request(request)
+        self.connector.request_finished(request, no_blocks, 0)
+        self.has_ended_requests = True
+
     def form(self, now_s: float) -> Shape:
         self.now_s = now_s
         self.looks = self._heads.looks = []
