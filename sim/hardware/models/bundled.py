@@ -152,14 +152,63 @@ def _is_directory(path: Path) -> bool:
 def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
     folded = _folded()
     entry = folded.get(name.lower())
-    if entry is None:
-        owner, _, _ = name.lower().rpartition("/")
-        if owner in {"", *(known.partition("/")[0] for known in folded)}:
-            entry = _by_words().get(_words_of(name))
+    owner, _, _ = name.lower().rpartition("/")
+    if entry is None and owner in {"", *(each.partition("/")[0] for each in folded)}:
+        entry = _by_words().get(_words_of(name)) or _without_owner(name)
+    if entry is None and owner in _QUANTISERS:
+        entry = _requantised(name)
     if entry is None:
         return None
     file_name, quantization = entry
     return _bundled_json(file_name), quantization
+
+
+_QUANTISERS = frozenset(
+    {
+        "casperhansen",
+        "hugging-quants",
+        "neuralmagic",
+        "nm-testing",
+        "nvidia",
+        "redhatai",
+        "techxgenus",
+        "thebloke",
+    }
+)
+"""Owners whose checkpoints are others' in a scheme that the name tells."""
+_SCHEMES_BY_ENDING = (
+    (re.compile(r"-fp8-dynamic$"), "fp8"),
+    (re.compile(r"-fp8$"), "fp8-tensor"),
+    (re.compile(r"[-.]quantized\.w8a8$"), "w8a8"),
+    (re.compile(r"[-.]quantized\.w4a16$"), "w4a16"),
+    (re.compile(r"-awq(-int4)?$"), "awq"),
+    (re.compile(r"-gptq(-int4)?$"), "gptq"),
+)
+
+
+_DELTA_NET_FACT = "linear_num_value_heads"
+_SCHEMES_WITHOUT_DELTA_NETS = frozenset({"fp8", "w8a8", "w4a16"})
+"""Those of llm-compressor, whose recipes list ``linear_attn`` under ``ignore``."""
+
+
+def _requantised(name: str) -> tuple[str, str | None] | None:
+    """Return the file and scheme of a checkpoint that its name tells both of."""
+    tail = _tail_of(name)
+    for ending, scheme in _SCHEMES_BY_ENDING:
+        base = ending.sub("", tail)
+        found = _by_words().get(_words_of(base)) if base != tail else None
+        if found and found[1] is None:
+            has_net = _DELTA_NET_FACT in _bundled_json(found[0])
+            is_left = has_net and scheme in _SCHEMES_WITHOUT_DELTA_NETS
+            return found[0], f"{scheme}-but-states" if is_left else scheme
+    return None
+
+
+def _without_owner(name: str) -> tuple[str, str | None] | None:
+    """Return the only entry of that name, whoever owns it."""
+    known = _folded().items()
+    found = {entry for full, entry in known if _tail_of(full) == name.lower()}
+    return found.pop() if len(found) == 1 else None
 
 
 @cache

@@ -173,6 +173,11 @@ _UNSCALED_ROPE = frozenset({"su", "longrope", "llama3", "mrope", "default"})
 """Rope scalings that ``max_position_embeddings`` already includes, or that do not
 stretch it. Source: vLLM ``_get_and_verify_max_len``."""
 
+_VIDEO_ROPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+_VIDEO_POSITIONS = 4
+"""Their rotary tables are so many times as long, for videos. Those of ``qwen3_5`` are,
+too, and cover a fourth of a head. Source: vLLM ``rotary_embedding/mrope.py``."""
+
 _MOST_PARAMETERS = 2**50
 
 
@@ -336,7 +341,8 @@ def _position_facts(text: Facts, kind: str) -> dict[str, Any]:
         base = scaling.count("original_max_position_embeddings", longest)
     positions = int(base * factor)
     local = longest if text.values.get("rope_local_base_freq") else 0
+    tables = _VIDEO_POSITIONS if kind in _VIDEO_ROPES else 1
     return {
         "max_position_embeddings": longest if kind == "gemma3" else positions,
-        "num_rotary_positions": positions + local,
+        "num_rotary_positions": tables * positions + local,
     }

@@ -82,7 +82,7 @@ def _dtype_of_scheme(scheme: dict[str, Any]) -> str | None:
 
 _CACHE_ALGORITHMS = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _NVFP4_GROUP = 16
-_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
+_ALGORITHMS = {"FP8": "fp8-tensor", "NVFP4": "nvfp4"}
 _WHOLE_ATTENTION = re.compile(r"attn\W*$")
 _SHARED_EXPERTS = re.compile(r"shared_experts?\W*$")
 
@@ -96,6 +96,12 @@ def _of_part(name: str, config: Facts) -> str:
     return f"{name}-experts" if only_experts else f"{name}-mlp"
 
 
+def _fp8_name(strategy: str, *, is_dynamic: bool) -> str:
+    if strategy == "block":
+        return "fp8-block128"
+    return "fp8" if is_dynamic or strategy != "tensor" else "fp8-tensor"
+
+
 def _group_name(group: Facts) -> str | None:
     """Return the scheme of one of the groups of compressed-tensors."""
     weights = group.mapping("weights")
@@ -104,7 +110,8 @@ def _group_name(group: Facts) -> str | None:
     if bits == 8:
         if kind != "float":
             return "w8a8"
-        return "fp8-block128" if weights.text("strategy") == "block" else "fp8"
+        inputs = group.mapping("input_activations")
+        return _fp8_name(weights.text("strategy"), is_dynamic=inputs.flag("dynamic"))
     if bits == 4 and kind == "float" and size == _NVFP4_GROUP:
         return "nvfp4"
     if bits == 4 and kind == "int":

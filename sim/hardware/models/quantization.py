@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sim.errors import CapacityError, ConfigError
 
@@ -21,6 +22,8 @@ class QuantizationScheme:
     only_experts: bool = False
     only_mlps: bool = False
     """Whether attention, and layers with a state, keep the model's precision."""
+    left_part: str = ""
+    """The `WeightTensor.part` that keeps it."""
     expert_row_alignment: int = 1
     expert_alignment: int = 1
     """Packed experts are padded to multiples of these, along output and input."""
@@ -42,6 +45,8 @@ QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
     "fp8-block128": replace(
         _INT8, group_size=128, group_rows=128, needs_fp8_units=True
     ),
+    # One scale a tensor, of weights and of inputs, which are known beforehand.
+    "fp8-tensor": replace(_INT8, scale_bytes=0, needs_fp8_units=True),
     "w8a8": _INT8,
     "int8": _INT8,
     # E2M1 weights with one byte of scale per 32. On Hopper the kernel's layout pads
@@ -66,7 +71,12 @@ PACKED_BITS: dict[str, tuple[int, ...]] = {
 """Bits that each scheme of packed integers has, the usual ones first. A name may add
 bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
 USUAL_GROUP_SIZE = 128
-_PARTS = {"-mlp": {"only_mlps": True}, "-experts": {"only_experts": True}}
+_PARTS: dict[str, dict[str, Any]] = {
+    "-mlp": {"only_mlps": True},
+    "-experts": {"only_experts": True},
+    "-but-attention": {"left_part": "attention"},
+    "-but-states": {"left_part": "states"},
+}
 """Ends of names of schemes that only part of a model is stored in."""
 _PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
 

@@ -55,6 +55,8 @@ class WeightTensor:
     count: int = 1
     is_mlp: bool = True
     """Whether the tensor belongs to an MLP or its experts, not to a mixer of tokens."""
+    part: str = ""
+    """``attention`` (with what leads to experts of another width) or ``states``."""
 
     @property
     def num_elements(self) -> int:
@@ -108,8 +110,7 @@ def weight_tensors(
         count=1 if model.tie_word_embeddings else 2,
     )
     yield from _norms(model)
-    for tensor in _mixers(model, tp):
-        yield replace(tensor, is_mlp=False)
+    yield from _mixers(model, tp)
     yield from _mlp(model, tp, experts)
     if model.num_joined_states:
         width = model.hidden_size
@@ -210,6 +211,8 @@ def is_quantised(tensor: WeightTensor, scheme: QuantizationScheme) -> bool:
         return True
     if tensor.role is not TensorRole.LINEAR or scheme.only_experts:
         return False
+    if tensor.part and tensor.part in scheme.left_part:
+        return False
     return tensor.is_mlp or not scheme.only_mlps
 
 
@@ -232,14 +235,22 @@ def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
 def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
     """Yield the tensors of attention and of layers with a state, kind by kind."""
     for kind, layers in Counter(model.layer_kinds).items():
-        if kind is LayerKind.LATENT_ATTENTION:
-            yield from _latent_attention(model, tp, layers)
-        elif kind.is_attention:
-            yield from _attention(model, kind, tp, layers)
-        elif kind is LayerKind.MAMBA2:
-            yield from _mamba2(model, tp, layers)
-        elif kind is LayerKind.GATED_DELTA_NET:
-            yield from _gated_delta_net(model, tp, layers)
+        part = "attention" if kind.is_attention else "states"
+        for tensor in _of_kind(model, kind, tp, layers):
+            yield replace(tensor, is_mlp=False, part=part)
+
+
+def _of_kind(
+    model: ModelArchitecture, kind: LayerKind, tp: int, layers: int
+) -> Iterator[WeightTensor]:
+    if kind is LayerKind.LATENT_ATTENTION:
+        yield from _latent_attention(model, tp, layers)
+    elif kind.is_attention:
+        yield from _attention(model, kind, tp, layers)
+    elif kind is LayerKind.MAMBA2:
+        yield from _mamba2(model, tp, layers)
+    elif kind is LayerKind.GATED_DELTA_NET:
+        yield from _gated_delta_net(model, tp, layers)
 
 
 def _attention(
@@ -348,7 +359,9 @@ def _mlp(
     yield WeightTensor(TensorRole.EXPERT, width, inner, experts, sparse)
     yield WeightTensor(small, model.num_experts, hidden, count=sparse)
     if model.moe_latent_size:
-        yield WeightTensor(TensorRole.LINEAR, width, hidden, count=2 * sparse)
+        yield WeightTensor(
+            TensorRole.LINEAR, width, hidden, count=2 * sparse, part="attention"
+        )
     if model.expert_bias:
         yield WeightTensor(small, up + hidden, 1, experts, sparse)
     if model.router_bias:

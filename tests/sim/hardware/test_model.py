@@ -147,14 +147,18 @@ PUBLISHED_PARAMETERS = {
 ANNOUNCED_BILLIONS = {
     "deepseek-ai/DeepSeek-V3": (671, 37),
     "deepseek-ai/DeepSeek-V3.2": (671, 37),
-    "google/gemma-4-26B-A4B": (25.2, 3.8),
-    "google/gemma-4-31B": (30.7, 30.7),
+    # 25.2 and 30.7, and the encoder of 0.55
+    "google/gemma-4-26B-A4B": (25.8, 3.8),
+    "google/gemma-4-31B": (31.3, 30.7),
     "ibm-granite/granite-4.0-h-micro": (3.19, 3.19),
     "ibm-granite/granite-4.0-h-small": (32.2, 9),
     "ibm-granite/granite-4.0-h-tiny": (6.94, 1.5),
     "MiniMaxAI/MiniMax-M2": (229, 10),
+    # 13.5 and an encoder of 0.4
+    "mistralai/Ministral-3-14B-Base-2512": (13.9, 13.5),
     "mistralai/Mistral-Large-3-675B-Instruct-2512": (673, 39),
     "moonshotai/Kimi-K2-Instruct": (1026, 32),
+    "moonshotai/Kimi-K2.5": (1026, 32),
     "nvidia/Nemotron-H-8B-Base-8K": (8.1, 7.6),
     "nvidia/Nemotron-H-56B-Base-8K": (56, 55),
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6, 3.2),
@@ -394,6 +398,29 @@ def test_a_name_is_not_taken_for_another_shape() -> None:
         assert load_model(name.partition("/")[2]) == replace(
             load_model(name), name=name.partition("/")[2]
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "scheme"),
+    [
+        ("RedHatAI/Qwen3-235B-A22B-FP8-dynamic", "Qwen/Qwen3-235B-A22B", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8", "Llama-3.1-70B", "fp8-tensor"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "Llama-3.1-8B", "fp8-tensor"),
+        ("casperhansen/llama-3-70b-instruct-awq", "meta-llama/Meta-Llama-3-70B", "awq"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "Llama-3.1-70B", "awq"),
+        ("TheBloke/Llama-2-13B-chat-GPTQ", "meta-llama/Llama-2-13b-hf", "gptq"),
+        ("RedHatAI/gemma-3-12b-it-quantized.w4a16", "google/gemma-3-12b-pt", "w4a16"),
+        ("RedHatAI/Qwen3-8B", "Qwen/Qwen3-8B", None),
+    ],
+)
+def test_a_quantiser_names_anothers_model_and_a_scheme(
+    name: str, base: str, scheme: str | None
+) -> None:
+    model = load_model(name)
+    assert model == replace(load_model(base), name=name, quantization=scheme)
+    for unknown in ("RedHatAI/Other-9B-FP8", "someone/Qwen3-8B-FP8-dynamic"):
+        with pytest.raises(ConfigError, match="unknown model"):
+            load_model(unknown)
 
 
 def test_quantized_aliases_name_their_scheme() -> None:

@@ -483,7 +483,9 @@ def test_unreadable_configs(tmp_path: Path) -> None:
         ({"num_bits": 4, "type": "int", "strategy": "channel"}, "w4a16-gchannel"),
         ({"num_bits": 3, "type": "int"}, "compressed-tensors"),
         ({"num_bits": 8, "type": "float", "strategy": "block"}, "fp8-block128"),
+        ({"num_bits": 8, "type": "float", "strategy": "tensor"}, "fp8-tensor"),
         ({"num_bits": 4, "type": "float", "group_size": 16}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8-tensor"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block128"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt"),
@@ -512,6 +514,20 @@ def test_quantization_config(
     tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
     rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
     assert load_model(config).quantization == scheme
+
+
+def test_inputs_that_are_scaled_as_they_come_have_a_scale_a_row(config: Path) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    group = {"weights": weights, "input_activations": {"dynamic": True}}
+    tensors = {"quant_method": "compressed-tensors", "config_groups": {"a": group}}
+    rewrite(config, quantization_config=tensors)
+    assert load_model(config).quantization == "fp8"
+
+
+def test_videos_have_longer_rotary_tables(config: Path) -> None:
+    text = load_model(config)
+    rewrite(config, model_type="qwen2_5_vl")
+    assert load_model(config).num_rotary_positions == 4 * text.num_rotary_positions
 
 
 @pytest.mark.parametrize(
