@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.hardware.capacity import constants
+from sim.hardware.capacity.encoders import dummy_image_bytes
+from sim.hardware.capacity.experts import expert_workspaces
 from sim.hardware.capacity.kernels import is_hopper_or_later
 from sim.hardware.gpus import GIB
 from sim.hardware.models.weights import tensor_bytes, weight_tensors
@@ -29,23 +31,20 @@ def activation_peak_bytes(
     """
     model, itemsize = arguments.model, arguments.itemsize_bytes
     hidden = arguments.max_num_batched_tokens * model.hidden_size * itemsize
-    workspaces = moe_workspace_bytes(arguments)
+    experts = expert_workspaces(arguments)
     throughout = _gemm_workspace_bytes(arguments) + _sampler_state_bytes(arguments)
     throughout += round(constants.SMALL_BUFFERS_GIB * GIB)
-    if model.has_encoder:
-        throughout += hidden  # embeddings of its dummy input
+    throughout += dummy_image_bytes(arguments)
     sampled = arguments.max_num_seqs * model.hidden_size * itemsize
     of_sequences = (
         arguments.max_num_seqs * model.vocab_size * itemsize
         + _float32_rows(arguments) * model.vocab_size * 4
         + _sampled_hidden_copies(arguments) * sampled
     )
-    of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden
-    if arguments.era.keeps_moe_workspaces:
-        of_tokens += workspaces
+    of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden + experts.kept_bytes
     sampler = of_sequences + of_tokens
     inputs = _forward_hidden_copies(arguments) * hidden
-    forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
+    forward = experts.working_bytes + _mlp_outputs(arguments, scheme) + inputs
     compiled = benchmarked_bytes(arguments)
     forward = max(forward, compiled + hidden if compiled else 0)
     if not arguments.is_last_stage:  # it samples nothing
@@ -172,19 +171,3 @@ def _mlp_outputs(
         per_token += 1
     ranks = arguments.tensor_parallel_size
     return arguments.max_num_batched_tokens * inner / ranks * per_token
-
-
-def moe_workspace_bytes(arguments: EngineArguments) -> int:
-    """Return the two workspaces of fused experts on one rank, in bytes.
-
-    Every token is copied once an expert that it is routed to: the first workspace
-    holds gate and up (or the output), the second the activated product. Source: vLLM
-    ``fused_moe`` modular kernels, ``workspace_shapes``.
-    """
-    model = arguments.model
-    if not model.num_moe_layers:
-        return 0
-    _, inner = arguments.experts.of(model, arguments.tensor_parallel_size)
-    rows = arguments.max_num_batched_tokens * model.num_experts_per_tok
-    widths = max(2 * inner, model.hidden_size) + max(inner, model.hidden_size)
-    return rows * widths * arguments.itemsize_bytes

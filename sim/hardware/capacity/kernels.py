@@ -28,6 +28,26 @@ _SPARSE_BLOCK_SIZE: Final = 64
 _LATENT_BLOCK_SIZES: Final = (32, 64)
 
 
+def is_hopper(gpu: GpuSpec) -> bool:
+    """Whether a GPU is an H100, H200 or H20."""
+    return gpu.family in _HOPPER
+
+
+def is_blackwell(gpu: GpuSpec) -> bool:
+    """Whether a GPU is one of the Blackwell generation, card or not."""
+    return gpu.family in _BLACKWELL
+
+
+def is_data_centre_blackwell(gpu: GpuSpec) -> bool:
+    """Whether a GPU is a B200, B300 or GB200."""
+    return gpu.family in _BLACKWELL_DATA_CENTRE
+
+
+def is_amd(gpu: GpuSpec) -> bool:
+    """Whether a GPU is an Instinct MI300X or one after it."""
+    return gpu.family.startswith(_AMD)
+
+
 def is_hopper_or_later(gpu: GpuSpec) -> bool:
     """Whether a GPU is one of NVIDIA's from 2022 on, but for Ada's."""
     return gpu.family in _HOPPER | _BLACKWELL
@@ -105,7 +125,7 @@ def block_size_warnings(arguments: EngineArguments) -> tuple[str, ...]:
     """
     model, family, size = arguments.model, arguments.gpu.family, arguments.block_size
     sizes: tuple[int, ...] = ()
-    if model.index_num_heads and not family.startswith(_AMD):
+    if model.index_num_heads and not is_amd(arguments.gpu):
         sizes = (_SPARSE_BLOCK_SIZE,)
     elif model.kv_lora_rank and family in _BLACKWELL_DATA_CENTRE:
         sizes = _LATENT_BLOCK_SIZES

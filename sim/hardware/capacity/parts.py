@@ -13,7 +13,9 @@ from sim.hardware.capacity.activations import (
     benchmarked_bytes,
     sorting_bytes,
 )
-from sim.hardware.capacity.kernels import is_linked_hopper_or_later
+from sim.hardware.capacity.encoders import deep_buffer_bytes
+from sim.hardware.capacity.experts import padding_bytes
+from sim.hardware.capacity.kernels import is_amd, is_linked_hopper_or_later
 from sim.hardware.gpus import GIB
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
 from sim.hardware.models.weights import (
@@ -148,6 +150,7 @@ def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> i
         scheme,
         arguments.experts,
     )
+    held += deep_buffer_bytes(arguments) + padding_bytes(arguments)
     return held - _embeddings_elsewhere(arguments)
 
 
@@ -187,6 +190,10 @@ def _embeddings_elsewhere(arguments: EngineArguments) -> int:
 def _expert_bytes(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
     if arguments.experts == WITHIN_TENSOR_RANKS or arguments.weights_gib is not None:
         return 0
+    return _held_experts(arguments, scheme)
+
+
+def _held_experts(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
     model, tp, itemsize = (
         arguments.model,
         arguments.tensor_parallel_size,
@@ -230,6 +237,13 @@ def _device_terms(arguments: EngineArguments) -> Iterator[tuple[float, str]]:
             margins.consumer_gpu,
             f"{gpu.name}: a consumer GPU, held against four logs",
         )
+    if is_amd(gpu):
+        yield margins.amd, f"{gpu.name}: what ROCm's allocator keeps of loading counts"
+        if arguments.model.num_moe_layers and not arguments.quantization:
+            yield (
+                constants.AMD_EXPERTS_SHARE * _held_experts(arguments, None) / GIB,
+                f"{gpu.name}: experts are padded and laid out anew while loading",
+            )
     tp, era = arguments.tensor_parallel_size, arguments.era
     # An era without logs has a reason of its own for the sizes that it carries over.
     if tp not in (era.measured_sizes or era.non_torch_gib):
@@ -339,6 +353,11 @@ def _quantization_terms(
     packed = ("w4a16", "gptq", "awq", "mxfp4", "nvfp4")
     if name.startswith(packed) and arguments.weights_gib is None:
         yield gib, f"{name}: packed layouts differ by kernel"
+    if name.startswith("fp8") and arguments.model.num_state_layers:
+        yield (
+            constants.PARTLY_QUANTISED_SHARE * weights_gib,
+            f"{name}: checkpoints differ in the layers that keep their precision",
+        )
     if name.startswith("fp8") and arguments.gpu.fp8_flops_per_s is None:
         yield gib, f"{arguments.gpu.name} has no FP8 units: weight-only kernels"
 

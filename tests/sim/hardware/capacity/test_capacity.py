@@ -177,7 +177,7 @@ def test_inside_the_data_nothing_is_extrapolated() -> None:
         ({"max_num_seqs": 256}, "max_num_batched_tokens 8192, max_num_seqs 256: mea"),
         ({"gpu": "l40s"}, "max_num_batched_tokens 2048, max_num_seqs 256: measured"),
         ({"model": "google/gemma-3-12b-it"}, "multimodal"),
-        ({"engine_version": "0.17", "tensor_parallel_size": 2}, "not measured in thi"),
+        ({"engine_version": "0.17", "tensor_parallel_size": 4}, "not measured in thi"),
         ({"engine_version": "0.15", "tensor_parallel_size": 4}, "not measured in thi"),
         (
             {
