@@ -151,11 +151,15 @@ V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
 V0_CHUNKED_BATCHED_TOKENS = 2_048
 """Batch with chunked prefill on V0, and the least without it."""
 
-CUDA_GRAPH_BASE_GIB = 0.40
-CUDA_GRAPH_PER_LAYER_GIB = 0.016
-"""Graphs that were captured on 0.18 and 0.19 (not subtracted there): one GPU held 0.25
-GiB less to 0.18 more than this line, TP 2 and 4 0.24 less to 0.02 more, multi-head
-latent attention 0.43 to 0.74 more. The interval adds the whole estimate."""
+CUDA_GRAPH_GIB = ((20, 0.25, 0.008), (29, 0.40, 0.016))
+"""Estimates of graphs by release: what all models have, and a layer. The interval adds
+the whole estimate.
+
+Of 0.20 are estimates that engines printed, or by which it has less than 0.19: from 0.24
+GiB less to 0.24 more than this line are Ministral (40 layers), Gemma 4, Nemotron 3 (52,
+88), Llama (80) and Qwen3-VL (48, 94), DeepSeek (61) is 0.8 more. From 0.29 on the line
+is that of graphs captured on 0.18 and 0.19: one GPU held 0.25 GiB less to 0.18 more, TP
+2 and 4 0.24 less to 0.02 more, multi-head latent attention 0.43 to 0.74 more."""
 
 WIDE_MEMORY_GIB = 70
 VERY_WIDE_MEMORY_GIB = 160
@@ -284,10 +288,10 @@ ERAS: tuple[EngineEra, ...] = (
         early_non_torch_gib=_CARD_NON_TORCH_GIB,
     ),
     EngineEra(
-        (21, 0),
+        (20, 0),
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
         frozenset(),
-        source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
+        source="as 0.19; graphs subtracted by default since 0.20 (``vllm/envs.py``)",
         early_non_torch_gib=_CARD_NON_TORCH_GIB,
         subtracts_cuda_graphs=True,
     ),

@@ -75,7 +75,8 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
     if era.subtracts_cuda_graphs and not _sets_no_graphs_aside(arguments):
         drafter = arguments.drafter
         num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
-        graphs = cuda_graph_gib(arguments.model.num_hidden_layers + num_layers)
+        num_layers += arguments.model.num_hidden_layers
+        graphs = cuda_graph_gib(num_layers, arguments.engine_minor)
     activation_peak, argument = activation_peak_bytes(arguments, scheme)
     return MemoryParts(
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
@@ -113,9 +114,11 @@ def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | N
     return quantization_scheme(arguments.quantization)
 
 
-def cuda_graph_gib(num_layers: int) -> float:
-    per_layer = constants.CUDA_GRAPH_PER_LAYER_GIB
-    return constants.CUDA_GRAPH_BASE_GIB + per_layer * num_layers
+def cuda_graph_gib(num_layers: int, minor: int) -> float:
+    """Return what release 0.`minor` estimates that graphs of so many layers take."""
+    lines = [line for line in constants.CUDA_GRAPH_GIB if line[0] <= minor]
+    _, base, per_layer = lines[-1]
+    return base + per_layer * num_layers
 
 
 def _non_torch_gib(arguments: EngineArguments) -> float:

@@ -144,10 +144,10 @@ def test_eras_are_in_order() -> None:
     assert era_of(6, 5) is era_of(6)
 
 
-def test_cuda_graphs_are_subtracted_since_0_21() -> None:
-    assert estimate(engine_version="0.20").cuda_graph_bytes == 0
-    assert estimate(engine_version="0.21").cuda_graph_bytes > 0
-    assert estimate(engine_version="0.21", enforce_eager=True).cuda_graph_bytes == 0
+def test_cuda_graphs_are_subtracted_since_0_20() -> None:
+    assert estimate(engine_version="0.19").cuda_graph_bytes == 0
+    assert estimate(engine_version="0.20").cuda_graph_bytes > 0
+    assert estimate(engine_version="0.20", enforce_eager=True).cuda_graph_bytes == 0
     # the second model runner of these takes graphs for nothing, and has no experts
     assert estimate(engine_version="0.25").cuda_graph_bytes == 0
     assert estimate(engine_version="0.28").cuda_graph_bytes == 0
