@@ -184,7 +184,7 @@ SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
                 "max_num_seqs": 32,
             },
             27.85,
-            0.04,
+            0.005,
         ),
         (
             ("0.31.0", 79.25, 0.92),
