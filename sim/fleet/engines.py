@@ -59,7 +59,7 @@ class Engines:
     next_change_s
         When engines change next, or hand requests on; -inf while that may be any time.
     scrapes
-        Tell the router of loads, if it asks for them.
+        Tell routers of loads, if they ask for them.
     ended
         By place, engines that others have taken the place of, in order.
     """
@@ -72,7 +72,7 @@ class Engines:
         self.router = router
         self.next_arrival_s = 0.0
         self.next_change_s = inf
-        self.scrapes: Scrapes | None = None
+        self.scrapes: list[Scrapes] = []
         self.ended: dict[int, list[Engine]] = {}
         self._stop_requested = False
         self._places: dict[int, int] = {}  # of unfinished requests
@@ -86,8 +86,8 @@ class Engines:
         place = self.router.choose(request)
         self._places[request.request_id] = place
         request.on_end = partial(self._ended, place, request.on_end)
-        if self.scrapes is not None:
-            self.scrapes.wake()
+        for scrapes in self.scrapes:
+            scrapes.wake()
         self.engines[place].submit(request)
 
     def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sim.fleet.pulls import PairSteps
     from sim.fleet.replicas import ChangingRouter
     from sim.fleet.roster import Toll
-    from sim.fleet.scrapes import Scrapes
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.exchange import GroupBlockIds
 
@@ -163,6 +162,10 @@ class Side(Protocol):
         """Whether it keeps blocks for another engine."""
         ...
 
+    def quiet_until_s(self) -> float:
+        """Return from when on calls may do something by themselves, in seconds."""
+        ...
+
 
 def side_of(engine: Engine) -> Side:
     """Return an engine's transfers from or to others, which a tier may stand beside."""
@@ -183,8 +186,6 @@ class TwoPools(Replicas):
     ----------
     num_local
         Requests whose prompts decoders compute themselves.
-    all_scrapes
-        Woken when a request comes.
     """
 
     router: PairRouter
@@ -205,7 +206,6 @@ class TwoPools(Replicas):
             *(slow, off, replicas),
         )
         self.num_local = 0
-        self.all_scrapes: list[Scrapes] = []
         for place in range(len(engines)):
             self._heed(place, engines[place])
 
@@ -236,7 +236,7 @@ class TwoPools(Replicas):
         return any(self.roster.states[place] is ReplicaState.READY for place in places)
 
     def _hand_over(self, request: Request) -> None:
-        for scrapes in self.all_scrapes:
+        for scrapes in self.scrapes:
             scrapes.wake()
 
     def _give_back(self, request: Request, prompt: Request) -> None:

@@ -61,6 +61,9 @@ class Lot(NamedTuple):
     num_descriptors: int
 
 
+_ROUNDING_S: Final = 1e-6
+"""More than what rounding may add to a sum of times."""
+
 NOTHING_MOVED: Final = Lot(0, 0, 0.0, 0)
 
 
@@ -168,6 +171,10 @@ class PairSteps(ReportedSteps):
     def will_report(self) -> bool:
         """Whether something has ended that was not reported yet."""
         return self.has_news or self._has_ended()
+
+    def quiet_until_s(self) -> float:
+        """Return from when on calls may do something by themselves, in seconds."""
+        return inf
 
     def quiet_steps(self, most: int) -> int:
         return 0 if self.will_report else self.scheduler.quiet_steps(most)
@@ -364,6 +371,15 @@ class ConsumerSteps(PairSteps):
 
     def _has_ended(self) -> bool:
         return bool(self._ended)
+
+    def quiet_until_s(self) -> float:
+        next_s: float = self.scheduler.connector.pairing.next_heartbeat_s
+        return next_s - _ROUNDING_S
+
+    @property
+    def will_report(self) -> bool:
+        """See `PairSteps.will_report`; and whether something is said again."""
+        return super().will_report or self._network.env.now >= self.quiet_until_s()
 
     def wake_s(self, now_s: float) -> float:
         if not self.scheduler.num_waiting or self._is_stuck():

@@ -138,6 +138,9 @@ class RoomSteps(Beside):
         del now_s
         return inf
 
+    def quiet_until_s(self) -> float:
+        return inf
+
     def die(self) -> None:
         """Note that the engine is gone."""
         self.is_dead = True

@@ -119,7 +119,7 @@ class Fleet:
         self.events = [_event(each) for each in table.events]
         self._slowed: dict[int, Slowed] = {}
         self._running: dict[int, Engine] = {}
-        self._heed: Callable[[Engine], None] = _run_on
+        self._heed: dict[int, Callable[[Engine], None]] = {}  # by place
         self.router: Any = self._make_router(table, seed)
 
     @property
@@ -258,36 +258,49 @@ class Fleet:
             before. Stretches that cannot be interrupted last until the next then.
         """
         engines = self._engines([None] * len(self.schedulers), None)
-        router = self.router
+        places = range(len(self.schedulers))
+        looks_ahead = is_announced and not self.comes_and_goes
+        self._run_ahead(engines, self.router, places, looks_ahead=looks_ahead)
+        return engines
+
+    def _run_ahead(
+        self, engines: Engines, router: Any, places: Sequence[int], *, looks_ahead: bool
+    ) -> None:
+        """Let the engines of a router run on between the moments at which it looks.
+
+        It is told of loads, if it reads them.
+        """
         watches: list[Watch] = [*_autoscalers(engines)]
         if isinstance(router, LoadBalancer):
             watches.append(router)
         elif getattr(router, "interval_s", None):
-            engines.scrapes = Scrapes(
-                self.env, router, self.loads, lambda: not engines.num_in_flight
+            scrapes = Scrapes(
+                *(self.env, router, partial(self.loads, places)),
+                lambda: not engines.num_in_flight,
             )
-            watches.append(engines.scrapes)
+            engines.scrapes.append(scrapes)
+            watches.append(scrapes)
         elif may_look(router):
-            return engines  # it may look at any time
+            return  # at any time
         if looks_at_caches(router):
-            return engines
-        self._heed = partial(self._heeded, engines, watches, is_announced)
-        for engine in engines.engines:
-            self._heed(engine)
-        return engines
+            return
+        heed = partial(self._heeded, engines, watches, looks_ahead)
+        for place in places:
+            self._heed[place] = heed
+            heed(self._running[place])
 
     def _heeded(
         self,
         engines: Engines,
         watches: Sequence[Watch],
-        is_announced: bool,
+        looks_ahead: bool,
         engine: Engine,
     ) -> None:
         """Let an engine know how far it may run ahead, if it may run alone."""
         if engine.pace is not None:
             return
         engine.is_interruptible = True
-        engine.looks_ahead = is_announced and not self.comes_and_goes
+        engine.looks_ahead = looks_ahead
         if not getattr(engine.scheduler, "foresees_usage", False):
             engine.horizon = horizon_of(engines, watches, heeds_arrivals=False)
         # Otherwise what is looked at is known amid quiet steps, too.
@@ -385,7 +398,8 @@ class Fleet:
         self.schedulers[place] = scheduler
         new = self._engine(place, None, None)
         new.num_steps = engine.num_steps
-        self._heed(new)
+        if place in self._heed:
+            self._heed[place](new)
         return new
 
     def _slow(self, place: int, engine: Engine, factor: float) -> None:
@@ -425,10 +439,6 @@ def _event(table: EventTable) -> ReplicaEvent:
         retries=table.requests != "lose",
         factor=table.factor or 1.0,
     )
-
-
-def _run_on(engine: Engine) -> None:
-    """Let an engine look at the next event of the clock, as any does."""
 
 
 def _autoscalers(engines: Engines) -> Sequence[Scaler]:

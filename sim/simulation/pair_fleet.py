@@ -13,11 +13,10 @@ from sim.costs.transfers import pages_by_group, pages_of
 from sim.errors import ConfigError
 from sim.fleet.deciders import DECIDERS, Decider
 from sim.fleet.network import Network
-from sim.fleet.pairs import PairRouter, Pairs, TwoPools
+from sim.fleet.pairs import PairRouter, Pairs, TwoPools, side_of
 from sim.fleet.pulls import BlockSizes, ConsumerSteps, ProducerSteps, PullRules
 from sim.fleet.room_pairs import RoomPairs
 from sim.fleet.rooms import ReceiverSteps, SenderSteps
-from sim.fleet.scrapes import Scrapes
 from sim.fleet.tiered import SharedPort, TieredSteps
 from sim.hardware.interconnects import load_interconnect
 from sim.results.fleet.pulls import PromptRecorder, PullLog, pull_numbers
@@ -139,8 +138,7 @@ class PairFleet(Fleet):
             (router.prefill, router.prefill_places),
             (router.decode, router.decode_places),
         ):
-            if getattr(each, "interval_s", None):
-                pairs.all_scrapes.append(self._scrapes(each, places, pairs))
+            self._run_ahead(pairs, each, places, looks_ahead=False)
         return pairs
 
     def _make_pairs(self, engines: list[Engine]) -> TwoPools:
@@ -152,12 +150,17 @@ class PairFleet(Fleet):
             chooses_decoder_first=self._proxy.order == "decode_first",
         )
 
-    def _scrapes(self, router: Any, places: Sequence[int], pairs: TwoPools) -> Scrapes:
-        return Scrapes(
-            self.env,
-            router,
-            lambda: self.loads(places),
-            lambda: not pairs.num_in_flight,
+    def _heeded(
+        self,
+        engines: Engines,
+        watches: Sequence[Watch],
+        looks_ahead: bool,
+        engine: Engine,
+    ) -> None:
+        super()._heeded(engines, watches, looks_ahead, engine)
+        looks_s, own_s = engine.horizon, side_of(engine).quiet_until_s
+        engine.horizon = (
+            own_s if looks_s is None else lambda: min(looks_s(), own_s())
         )
 
     def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:

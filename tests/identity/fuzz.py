@@ -8,6 +8,7 @@
     python -m tests.identity.fuzz 2000 --tiers    # a CPU tier behind the pool
     python -m tests.identity.fuzz 2000 --plain    # blocks are counted: nothing cached
     python -m tests.identity.fuzz 2000 --fleets   # several engines behind a router
+    python -m tests.identity.fuzz 2000 --pairs    # prefill and decode apart
     python -m tests.identity.fuzz --file FILE     # one configuration, as printed
 """
 
@@ -31,7 +32,7 @@ from tests.identity.compare import (
     report,
 )
 from tests.identity.random_configs import Case, draw_case, draw_plain_case
-from tests.identity.random_fleets import draw_fleet_case
+from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--tiers", action="store_true", help="a tier behind the pool")
     parser.add_argument("--plain", action="store_true", help="blocks counted")
     parser.add_argument("--fleets", action="store_true", help="several engines")
+    parser.add_argument("--pairs", action="store_true", help="prefill and decode apart")
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
     asked = parser.parse_args()
     draw, reference = draw_case, of_one_group
@@ -64,6 +66,8 @@ def main() -> int:
         draw = draw_plain_case
     elif asked.fleets:
         draw, reference = draw_fleet_case, one_by_one
+    elif asked.pairs:
+        draw, reference = draw_pair_case, of_groups
     if asked.file:
         return _one(asked.file, reference)
     seeds = range(asked.first, asked.first + asked.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.config.tables import parse_config
 from sim.errors import UserError
@@ -26,12 +26,33 @@ _OF_GROUPS = (
 _EXPERTS = "Qwen/Qwen3-30B-A3B"
 
 
+class Shares(NamedTuple):
+    """Shares of fleets: that prefill and decode apart, and of those."""
+
+    apart: float
+    rooms: float = 0.0
+    drafts: float = 0.6
+    tiers: float = 0.6
+
+
 def draw_fleet_case(seed: int) -> Case:
     """Return a fleet whose engines are those of `draw_case`, by seed.
 
     What does not go together is refused, and drawn anew.
     """
-    rng = Random(f"fleets {seed}")
+    return _draw(seed, Random(f"fleets {seed}"), Shares(apart=0.15))
+
+
+def draw_pair_case(seed: int) -> Case:
+    """Return a fleet that prefills and decodes apart, by seed.
+
+    A third of them are SGLang's, half of the others have several KV cache groups.
+    """
+    shares = Shares(apart=1.0, rooms=0.33, drafts=0.2, tiers=0.3)
+    return _draw(seed, Random(f"pairs {seed}"), shares)
+
+
+def _draw(seed: int, rng: Random, shares: Shares) -> Case:
     while True:
         number = rng.randrange(10**6)
         config, _ = draw_case(number)
@@ -41,12 +62,16 @@ def draw_fleet_case(seed: int) -> Case:
         trace = data["workload"].get("trace", {})
         end_s = max((each["at"] for each in trace.get("requests", ())), default=10.0)
         has_any_model = data["cost"]["kind"] != "measured"
-        data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model)
-        if "links" in data["fleet"] and Random(f"layers {number}").random() < 0.5:
-            _give_groups(data, number)
+        data["fleet"] = _fleet(rng, data["engine"], end_s, has_any_model, shares.apart)
         if "links" in data["fleet"]:
-            _draft_apart(Random(f"drafts {seed}"), data)
-            _offload_apart(Random(f"tiers {seed}"), data)
+            rooms = Random(f"rooms {seed} {number}")
+            if rooms.random() < shares.rooms:
+                _let_meet_in_rooms(rooms, data)
+            else:
+                if Random(f"layers {number}").random() < 0.5:
+                    _give_groups(data, number)
+                _draft_apart(Random(f"drafts {seed}"), data, shares.drafts)
+                _offload_apart(Random(f"tiers {seed}"), data, shares.tiers)
         if Random(f"spaced {number}").random() < 0.1:  # one by one, for one pool
             last = data["fleet"]["pools"][-1]
             last["engine"] = last.get("engine", {}) | {"prefill_schedule_interval": 3}
@@ -66,11 +91,39 @@ def _give_groups(data: dict[str, Any], number: int) -> None:
     data["cost"] = config.to_data()["cost"]
 
 
+_OF_SGLANG = (
+    *("model", "gpu", "num_gpu_blocks_override", "max_num_seqs", "async_scheduling"),
+    *("max_num_batched_tokens", "max_model_len", "enable_prefix_caching"),
+)
+
+
+def _let_meet_in_rooms(rng: Random, data: dict[str, Any]) -> None:
+    """Let pools be SGLang's, whose engines get a request at once."""
+    engine, fleet = data["engine"], data["fleet"]
+    data["engine"] = {key: engine[key] for key in _OF_SGLANG if key in engine} | {
+        "scheduler": "sglang",
+        "block_size": rng.choice([1, 1, 4, 16]),
+        "num_gpu_blocks_override": engine["num_gpu_blocks_override"]
+        * engine["block_size"],
+    }
+    data["engine"]["num_gpu_blocks_override"] //= data["engine"]["block_size"]
+    for pool in fleet["pools"]:
+        pool.pop("engine", None)
+    fleet.pop("proxy", None)
+    reserved = rng.choice([0, 1, 8, 64])
+    fleet["connector"] = {"num_reserved_decode_tokens": reserved}
+    fleet["links"]["handshake_s"] = rng.choice([0.0, 0.7])
+
+
 def _fleet(
-    rng: Random, engine: dict[str, Any], end_s: float, has_any_model: bool
+    rng: Random,
+    engine: dict[str, Any],
+    end_s: float,
+    has_any_model: bool,
+    share_apart: float,
 ) -> dict[str, Any]:
     """Return a fleet; some keys of its engines are taken away, or others given."""
-    roles = rng.random() < 0.15
+    roles = rng.random() < share_apart
     pools: list[dict[str, Any]] = [
         {"name": name, "replicas": rng.choice([1, 1, 2, 3])}
         for name in ("a", "b", "c")[: 2 if roles else rng.choice([1, 1, 2, 3])]
@@ -132,9 +185,9 @@ def _give_ranks(
         pool["engine"] = {"data_parallel_size": rng.choice([1, 2])}
 
 
-def _draft_apart(rng: Random, data: dict[str, Any]) -> None:
+def _draft_apart(rng: Random, data: dict[str, Any], share: float) -> None:
     """Let prefillers and decoders have a drafter, or decoders look drafts up."""
-    if rng.random() < 0.4:
+    if rng.random() < 1 - share:
         return
     drafts = {"method": "eagle3", "num_speculative_tokens": rng.choice([1, 2, 4])}
     kind = rng.random()
@@ -149,10 +202,10 @@ def _draft_apart(rng: Random, data: dict[str, Any]) -> None:
         data["cost"]["draft_step_s"] = rng.choice([0.0, 1e-4])
 
 
-def _offload_apart(rng: Random, data: dict[str, Any]) -> None:
+def _offload_apart(rng: Random, data: dict[str, Any], share: float) -> None:
     """Give prefillers, decoders or both a tier, which knows of no drafts and ranks."""
     engine, fleet = data["engine"], data["fleet"]
-    if rng.random() < 0.4 or "data_parallel_size" in engine:
+    if rng.random() < 1 - share or "data_parallel_size" in engine:
         return
     engine["model"] = MODEL
     engine.pop("speculative_config", None)

@@ -56,6 +56,17 @@ def _states(rng: Random) -> str:
     )
 
 
+def _small_states() -> str:
+    """Return a model whose states are kept for hits in blocks of few tokens."""
+    return _model(
+        "ibm-granite--granite-4.0-h-tiny",
+        mamba_d_state=8,
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        hidden_size=32,
+    )
+
+
 def draw_group_case(seed: int) -> Case:
     """Return `draw_case` of a seed with the layers of another model."""
     config, look = draw_case(seed)
@@ -69,6 +80,10 @@ def draw_group_case(seed: int) -> Case:
     caches = engine["enable_prefix_caching"] = rng.random() < 0.5
     if model is _states:
         caches = engine["enable_prefix_caching"] = False
+        states = Random(f"states {seed}")
+        if states.random() < 0.6:
+            engine |= {"model": _small_states(), "enable_prefix_caching": True}
+            engine["num_gpu_blocks_override"] *= states.choice([1, 2, 4])
     if caches and rng.random() < 0.3:
         unit = engine["block_size"] * rng.choice([1, 3])
         engine["prefix_cache_retention_interval"] = rng.choice([None, unit])

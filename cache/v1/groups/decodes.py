@@ -163,9 +163,14 @@ class Decodes(ABC):
 
     @staticmethod
     def are_known(managers: Collection[GroupManager]) -> bool:
-        """Whether decodes of all these groups do no more than is said here."""
+        """Whether decodes of all these groups do no more than is said here.
+
+        States that are hit inside blocks are copied, and those of drafts move.
+        """
         return any(manager.phases() for manager in managers) and not any(
-            isinstance(manager, MambaManager) for manager in managers
+            isinstance(manager, MambaManager)
+            and (manager.fine_pool is not None or manager.num_speculative_blocks)
+            for manager in managers
         )
 
     def num_opened(

@@ -165,7 +165,10 @@ class MambaManager(OneStateManager):
         return num_computed_tokens - 1
 
     def phases(self) -> set[int]:
-        return {0, 1 % self.block_size}
+        return {0} | self.giving_phases()
+
+    def giving_phases(self) -> set[int]:
+        return {1 % self.block_size}
 
     # -- blocks ---------------------------------------------------------------
 

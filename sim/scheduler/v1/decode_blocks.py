@@ -210,6 +210,7 @@ class GroupDecodeBlocks(DecodeBlocks):
             num_stored = groups.num_stored_tokens(num_tokens)
             facts += sum(used), groups.num_logical_blocks, num_stored
             num_tokens += clock.num_decodes
+        groups.end_call()
         return facts
 
     def _take(self, buckets: Buckets, step: int) -> None:

@@ -452,15 +452,20 @@ class Scheduler(Holdings):
         Changes nothing.
         """
         if self.waiting:
-            head = self.gate.head
-            if head is not None and head is self.waiting.peek_request():
-                most = min(most, self.gate.num_steps_shut(self.step))
-            elif len(self.running) < self._most_running or self._chunks.are_spaced:
-                return 0  # the next call looks at the head
+            most = self._num_steps_shut(most)
         num_decodes = self.clock.num_decodes
         if most <= 0 or self.prefilling or not 0 < num_decodes <= self._budget:
             return 0
         return self._decodes.num_steps(self.step, most)
+
+    def _num_steps_shut(self, most: int) -> int:
+        """Return for how many steps, at most `most`, none is let in that waits."""
+        head = self.gate.head
+        if head is not None and head is self.waiting.peek_request():
+            return min(most, self.gate.num_steps_shut(self.step))
+        if len(self.running) < self._most_running or self._chunks.are_spaced:
+            return 0  # the next call looks at the head
+        return most
 
     def advance(self, num_steps: int) -> list[int]:
         """Take `num_steps` quiet steps; return how many blocks each opens.

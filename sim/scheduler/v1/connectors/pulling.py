@@ -163,7 +163,7 @@ class ConsumerConnector:
     fills_blocks = True
     requires_kv_delivery = False
     keeps_still = False
-    ends_quietly = False
+    ends_quietly = True
     offloading = None
 
     def __init__(self, settings: KVTransferSettings, exchange: Exchange) -> None:
@@ -189,7 +189,7 @@ class ConsumerConnector:
 
     @property
     def is_quiet(self) -> bool:
-        return not (self.awaited or self._pulls or self._pulling)
+        return not self._pulls  # and no heartbeat is due, which is a matter of time
 
     @property
     def asks(self) -> bool:

@@ -445,17 +445,25 @@ class ConnectorScheduler(Scheduler):
             return 0
         return super().quiet_steps(most)
 
+    def _num_steps_shut(self, most: int) -> int:
+        waiting = self.waiting
+        is_loading = not (len(waiting.fresh) or self._chunks.are_spaced)
+        if is_loading and all(each.status is _LOADING for each in waiting.holding):
+            return most  # none has loaded that is unseen
+        return super()._num_steps_shut(most)
+
     def usage_facts(self) -> tuple[int, int, int]:
         num_physical, num_logical, num_tokens = super().usage_facts()
-        num_held, groups = self.num_held_tokens, self.groups
-        if groups is not None:
-            num_held = groups.num_stored_tokens(num_held) - groups.num_stored_tokens(0)
-        return num_physical, num_logical, num_tokens + num_held
+        return num_physical, num_logical, num_tokens + self.num_held_tokens
 
     @property
     def num_held_tokens(self) -> int:
-        """Tokens in blocks of requests that do not run."""
-        return sum(request.num_computed_tokens for request in self._holders())
+        """Tokens in blocks of requests that do not run, in all groups."""
+        num_tokens = sum(each.num_computed_tokens for each in self._holders())
+        groups = self.groups
+        if groups is None:
+            return num_tokens
+        return groups.num_stored_tokens(num_tokens) - groups.num_stored_tokens(0)
 
     def summary(self) -> dict[str, Any]:
         stats = self.external_stats.summary(0)
