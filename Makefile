@@ -66,7 +66,8 @@ docs: $(VENV)/.installed-docs
 	@echo "Open build/site/index.html."
 
 # make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier;
-# WITH=--plain: nothing cached, so that blocks are counted; WITH=--fleets: several engines.
+# WITH=--plain: nothing cached, so that blocks are counted; WITH=--fleets: several engines; WITH=--pairs: prefill and
+# decode apart.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev

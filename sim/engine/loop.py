@@ -63,9 +63,9 @@ class Engine:
         Whether requests that can never be served are rejected on arrival; without
         it they block the queue as they would the real engine's (invariant 7).
     horizon
-        Returns a time in seconds before which nothing is submitted or aborted: a
-        stretch ends with the first step that ends there or later. By default, the next
-        event, or never if it is interruptible.
+        Returns a time in seconds before which nothing is submitted or aborted, or
+        comes to it from beside: a stretch ends with the first step that ends there or
+        later. By default, the next event, or never if it is interruptible.
     stepwise
         Whether every step is taken in full, whatever the scheduler keeps.
     pace

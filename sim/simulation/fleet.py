@@ -284,7 +284,7 @@ class Fleet:
             return  # at any time
         if looks_at_caches(router):
             return
-        heed = partial(self._heeded, engines, watches, looks_ahead)
+        heed = partial(self._heeded, engines, watches, looks_ahead=looks_ahead)
         for place in places:
             self._heed[place] = heed
             heed(self._running[place])
@@ -293,8 +293,9 @@ class Fleet:
         self,
         engines: Engines,
         watches: Sequence[Watch],
-        looks_ahead: bool,
         engine: Engine,
+        *,
+        looks_ahead: bool,
     ) -> None:
         """Let an engine know how far it may run ahead, if it may run alone."""
         if engine.pace is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sim.engine.clock import Clock
     from sim.engine.loop import Engine
     from sim.engine.offloading import OffloadedSteps
-    from sim.fleet.engines import Engines
+    from sim.fleet.engines import Engines, Watch
     from sim.fleet.pulls import PairSteps
     from sim.results.fleet.ranks import RankRecorders
     from sim.results.recording.recorder import Recording
@@ -154,14 +154,13 @@ class PairFleet(Fleet):
         self,
         engines: Engines,
         watches: Sequence[Watch],
-        looks_ahead: bool,
         engine: Engine,
+        *,
+        looks_ahead: bool,
     ) -> None:
-        super()._heeded(engines, watches, looks_ahead, engine)
+        super()._heeded(engines, watches, engine, looks_ahead=looks_ahead)
         looks_s, own_s = engine.horizon, side_of(engine).quiet_until_s
-        engine.horizon = (
-            own_s if looks_s is None else lambda: min(looks_s(), own_s())
-        )
+        engine.horizon = own_s if looks_s is None else lambda: min(looks_s(), own_s())
 
     def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:
         side = self._side(place, scheduler, cost_model)

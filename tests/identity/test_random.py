@@ -14,7 +14,7 @@ from tests.identity.compare import (
     one_by_one,
 )
 from tests.identity.random_configs import draw_case, draw_plain_case
-from tests.identity.random_fleets import draw_fleet_case
+from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
@@ -149,6 +149,24 @@ def test_engines_behind_a_router_may_run_as_far_as_it_looks(seeds: range) -> Non
     assert reached["fast"] >= 0.8 * len(seeds)
     for name in ("preemptions", "five quiet steps"):
         assert reached[name] >= 0.2 * len(seeds), (name, reached)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(4), id="0-3"),
+        pytest.param(range(4, 90), id="4-89", marks=pytest.mark.slow),
+    ],
+)
+def test_prefillers_and_decoders_may_run_as_far_as_others_let_them(
+    seeds: range,
+) -> None:
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        compared = assert_equal_paths(*draw_pair_case(seed), of_groups)
+        reached.update(regimes_of(compared))
+    for name in ("fast", "five quiet steps"):
+        assert reached[name] >= 0.4 * len(seeds), (name, reached)
 
 
 @pytest.mark.parametrize("seed", [850, 139, 143, 364])

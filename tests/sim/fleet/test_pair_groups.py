@@ -28,6 +28,7 @@ from tests.sim.fleet.test_pairs import (
     checked,
     fleet_of,
     is_the_same_stepwise,
+    shares_of_calls,
     simulation_of,
 )
 from tests.sim.fleet.test_run import data_of
@@ -268,6 +269,18 @@ def test_stepwise_it_is_the_same(ahead: bool, engine: dict[str, Any]) -> None:
     moved = results.summary["transfers"]
     assert moved["num_transfers"] == 60
     assert results.summary["completed"] == 60
+
+
+@pytest.mark.parametrize(
+    ("ahead", "engine"), [(True, GPT_OSS), (False, STATES), (True, STATES)]
+)
+def test_a_decoder_goes_on_beside_what_it_reads(
+    ahead: bool, engine: dict[str, Any]
+) -> None:
+    own = engine | {"async_scheduling": ahead, "num_gpu_blocks_override": 2000}
+    calls, together = shares_of_calls(own)
+    assert together > 0.5
+    assert calls < 0.25
 
 
 @pytest.mark.slow

@@ -180,6 +180,39 @@ def test_stepwise_it_is_the_same(router: str, evictor: str | None, ahead: bool) 
     assert is_the_same_stepwise(fleet, engine).summary["num_preemptions"] > 0
 
 
+def shares_of_calls(
+    engine: dict[str, Any], num_requests: int = 30
+) -> tuple[float, float]:
+    """Return how many of its steps a decoder is called for, and reads beside others."""
+    links = {"bytes_per_s": 1e8, "latency_s": 0.3}
+    simulation = simulation_of(
+        fleet_of(1, 1, links=links), engine, num_requests=num_requests, rate=5.0
+    )
+    _, decoder = simulation.engine.engines
+    form, called = decoder.scheduler.form, list[float]()
+
+    def count(now_s: float) -> Any:
+        called.append(now_s)
+        return form(now_s)
+
+    decoder.scheduler.form = count
+    results = checked(simulation)
+    assert results.summary["completed"] == num_requests
+    assert results.recording.transfer_table is not None
+    moves = results.recording.transfer_table.arrow.to_pandas()
+    begins, ends = moves["begin_s"].to_numpy(), moves["end_s"].to_numpy()
+    return len(called) / decoder.num_steps, float(np.mean(begins[1:] < ends[:-1]))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_decoder_goes_on_beside_what_it_reads(ahead: bool) -> None:
+    """It is called when a request comes, and when it sees what has come or ended."""
+    engine = TIGHT | {"async_scheduling": ahead, "num_gpu_blocks_override": 2000}
+    calls, together = shares_of_calls(engine)
+    assert together > 0.5
+    assert calls < 0.25
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_leaves_while_it_is_read_is_counted_until_then(ahead: bool) -> None:
     """Also in stretches of decodes beside it."""
