@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.ahead import HostQueue
-from sim.engine.clock import ARRIVAL_PRIORITY, advance, step_priority
+from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, advance, step_priority
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
 from sim.engine.pauses import calendar_of
@@ -71,7 +71,7 @@ class Engine:
     pace
         In place of the cost model, for engines that step together, one by one.
     place
-        Of several engines: steps that end at one instant end in this order.
+        Of several engines: steps end in this order at one instant, paced ones last.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Engine:
         place: int = 0,
     ) -> None:
         self.env = env
-        self._priority = step_priority(place)
+        self._priority = step_priority(place) if pace is None else STEP_PRIORITY
         self.scheduler = scheduler
         self.cost_model = cost_model if pace is None else Unpriced()
         self.pace = pace

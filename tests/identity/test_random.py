@@ -169,6 +169,11 @@ def test_prefillers_and_decoders_may_run_as_far_as_others_let_them(
         assert reached[name] >= 0.4 * len(seeds), (name, reached)
 
 
+def test_steps_that_end_together_end_behind_those_of_one_engine() -> None:
+    """Where prompts of ranks that divide experts end as a decoder's step does."""
+    assert_equal_paths(*draw_pair_case(64), of_groups)
+
+
 @pytest.mark.parametrize("seed", [850, 139, 143, 364])
 def test_rare_meetings_of_a_tier_and_steps_ahead(seed: int) -> None:
     """The paths once differed on each of these seeds.
