@@ -192,7 +192,7 @@ def advise(
     facts = mean_facts([each["facts"] for each in base])
     facts["loses_prefixes"] = float(np.mean([each["loses_prefixes"] for each in base]))
     preemptions = float(np.mean([each["preemptions"] for each in base]))
-    binding = binding_of(facts, preemptions, failing.name)
+    binding = binding_of(facts, preemptions, failing.name, value)
     resource = _resource(binding.resource, facts)
     remedies = remedies_for(config.engine, facts, resource)
     answers = study.measured("remedies", [each.apply(run) for each in remedies])

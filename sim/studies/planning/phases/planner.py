@@ -425,10 +425,11 @@ def _with_values(
     facts = mean_facts([point["facts"] for point in at_rate])
     first_to_fail = worst(_median_margins(at_rate))
     preempted = values["preemptions_per_request"].value
+    failing = values[first_to_fail].value if first_to_fail in values else None
     return replace(
         each,
         values=values,
-        binding=binding_of(facts, preempted, first_to_fail),
+        binding=binding_of(facts, preempted, first_to_fail, failing),
         tokens_per_s=float(np.median([p["tokens_per_s"] for p in at_rate])),
         extrapolated_share=max(p["extrapolated_share"] for p in at_rate),
         curve=(*each.curve, *points),

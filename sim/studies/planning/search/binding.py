@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.costs.base import STEP_PARTS
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.weights import weight_tensors
+from sim.results import schema
 from sim.studies.planning.search.observation import last_arrival_s, steps_inside
 from workloads.sums import added
 
@@ -46,12 +48,15 @@ STEP_COLUMNS = (
     "host_s",
     "num_running",
     "num_waiting",
+    "num_decodes",
+    "num_prefills",
     "num_batched_tokens",
     "kv_cache_usage",
 )
-"""Columns that plans read of steps: 112 bytes each, and an idle engine has millions."""
+"""Columns that plans read of steps: 128 bytes each, and an idle engine has millions."""
 
 _PARTS = tuple(name for name in STEP_COLUMNS if name.endswith("_s"))
+_BETWEEN_TOKENS = ("tpot", "itl")
 _FULL = 0.95
 """A cache that is used so far has little room for the next request."""
 
@@ -79,12 +84,15 @@ def facts_of(
     where both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the
     time that requests spent waiting: for a place among the running (``seqs``), for the
     step's token budget (``tokens``), for blocks (``kv``). Of data-parallel ranks they
-    are means over the ranks.
+    are means over the ranks. ``decode_step_s`` is the mean length of steps without
+    prompts as decodes feel it, ``decode_*`` are shares of it, and ``prompt_*`` shares
+    of what steps with prompts take beyond it.
     """
     c = steps_inside(recording, warmup_s, STEP_COLUMNS)
     busy_s = max(float(c["held_s"].sum()), 1e-300)
     span_s = last_arrival_s(recording) - warmup_s
-    seconds = _seconds(simulation, c)
+    weight = np.maximum(c["num_running"] + c["num_waiting"], 1)
+    seconds = _seconds(simulation, c, weight)
     spent_s = max(added(seconds.values()), 1e-300)
     shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
     capacity = simulation.capacity
@@ -96,6 +104,7 @@ def facts_of(
     )
     at_kv = ~at_seqs & ~at_tokens
     is_full = c["kv_cache_usage"] >= _FULL
+    shares |= _between_tokens(simulation, c)
     return shares | {
         "busy_share": busy_s / max(span_s * len(recording.of_rank), busy_s),
         "num_waiting_mean": float(weight_s.sum()) / busy_s,
@@ -112,9 +121,51 @@ def facts_of(
     }
 
 
-def _seconds(simulation: Simulation, c: Columns) -> dict[str, float]:
+def _between_tokens(simulation: Simulation, c: Columns) -> dict[str, float]:
+    """Return what a decode waits for between two tokens, alone and beside prompts."""
+    spans_s, decodes = _between_outputs(c), c["num_decodes"]
+    # What the host does while the step before runs is in no output's time.
+    others_s = sum((c[name] for name in STEP_PARTS), -c["host_s"])
+    c = {**c, "host_s": np.maximum(spans_s - others_s, 0.0)}
+    with_prompts = c["num_prefills"] > 0
+    alone, beside = decodes * ~with_prompts, decodes * with_prompts
+    num_alone, num_beside = max(int(alone.sum()), 1), int(beside.sum())
+    own = {
+        name: each / num_alone for name, each in _seconds(simulation, c, alone).items()
+    }
+    more = {
+        name: max(each - own[name] * num_beside, 0.0)
+        for name, each in _seconds(simulation, c, beside).items()
+    }
+    own_s, more_s = (max(added(each.values()), 1e-300) for each in (own, more))
+    return (
+        {"decode_step_s": float((spans_s * alone).sum()) / num_alone}
+        | {f"decode_{name}": each / own_s for name, each in own.items()}
+        | {f"prompt_{name}": each / more_s for name, each in more.items()}
+    )
+
+
+def _between_outputs(c: Columns) -> NDArray[np.float64]:
+    """Return the seconds of each step from the output before it, or from its start."""
+    if "output_s" not in c:
+        return c["latency_s"]
+    start_s, ends_s = c["start_s"], c["output_s"]
+    ends_s = np.where(np.isnan(ends_s), start_s + c["latency_s"], ends_s)
+    names = [name for name in (*schema.RANKS, *schema.ENGINES) if name in c]
+    engines = [c[name] for name in names]
+    order = np.lexsort((ends_s, *engines))
+    before_s = np.concatenate([[-inf], ends_s[order][:-1]])
+    for each in engines:
+        before_s[1:][np.diff(each[order]) != 0] = -inf
+    spans_s = np.empty(len(ends_s))
+    spans_s[order] = ends_s[order] - np.maximum(before_s, start_s[order])
+    return spans_s
+
+
+def _seconds(
+    simulation: Simulation, c: Columns, weight: NDArray[Any]
+) -> dict[str, float]:
     """Return seconds of each resource, each step weighed by its requests."""
-    weight = np.maximum(c["num_running"] + c["num_waiting"], 1)
     c = {name: c[name] * weight if name in _PARTS else c[name] for name in c}
     ridge = _ridge_tokens(simulation)
     tokens = c["num_batched_tokens"]
@@ -161,14 +212,17 @@ def binding_of(
     facts: Mapping[str, float],
     preemptions_per_request: float,
     objective: str | None,
+    value: float | None,
 ) -> Binding:
     """Return the resource that binds an engine at the highest rate that it holds.
 
     Room binds before time: requests that wait although the step has tokens to spare,
     or that are preempted, would be served if there were more places or blocks.
     Otherwise the step takes as long as its largest part; so it does where most of it is
-    swapping, which a full cache only begins. `objective` is the one that fails first;
-    None where the queue itself does.
+    swapping, which a full cache only begins. `objective` is the one that fails first,
+    and `value` what it comes to; None where the queue itself does. The seconds between
+    tokens are those of steps without prompts and, beyond these, of what prompts beside
+    decodes take: few steps, but they decide the slowest requests.
     """
     first = f"; {objective} fails first" if objective else "; the queue grows first"
     if facts["time_swap_bandwidth"] > 0.5:
@@ -191,7 +245,30 @@ def binding_of(
             f"{preemptions_per_request:.2g} preemptions a request, and "
             f"{facts['waiting_kv']:.0%} of all waiting is for blocks{first}",
         )
+    if value and objective and objective.split("_")[1] in _BETWEEN_TOKENS:
+        return _of_tokens(facts, objective, value)
     return _of_time(facts, first)
+
+
+def _of_tokens(facts: Mapping[str, float], objective: str, value_ms: float) -> Binding:
+    """Return what binds the time between tokens, if most of all time goes elsewhere."""
+    usual = _of_time(facts, f"; {objective} fails first")
+    alone_ms = min(1e3 * facts["decode_step_s"], value_ms)
+    beside_ms = value_ms - alone_ms
+    taken_ms = {
+        name: alone_ms * facts[f"decode_{name}"] + beside_ms * facts[f"prompt_{name}"]
+        for name in TIME_RESOURCES
+    }
+    most, second = sorted(taken_ms, key=lambda name: -taken_ms[name])[:2]
+    if most == usual.resource or beside_ms < alone_ms / 2:
+        return usual
+    return Binding(
+        most,
+        f"{TIME_RESOURCES[most]} binds: {taken_ms[most] / value_ms:.0%} of "
+        f"{objective}, which fails first ({taken_ms[second] / value_ms:.0%} "
+        f"{TIME_RESOURCES[second].removeprefix('the ')}); prompts beside decodes take "
+        f"{beside_ms:.2g} of its {value_ms:.2g} ms",
+    )
 
 
 def _of_time(facts: Mapping[str, float], first: str) -> Binding:
