@@ -224,9 +224,10 @@ def test_delta_nets_that_a_recipe_leaves_as_they_are(
     assert found.available_kv_bytes / GIB == pytest.approx(gib, rel=0.006)
 
 
-# Logs of other places. Qwen3-Next-80B on two H200 (0.10.2: 8,192 tokens and 1,024
-# sequences, no FlashInfer, no prefix caching; processes' groups count) and
-# Llama-3-70B-AWQ on two L40S (0.16.0, float16, all else as the release has it).
+# Logs of other places, in public notes: Qwen3-Next-80B on two H200 (0.10.2: 8,192
+# tokens and 1,024 sequences, no prefix caching; processes' groups count), Llama-3-70B
+# in AWQ on two L40S (0.16.0, float16), Qwen3-8B on an A100 (0.9.2, 8,505 blocks); those
+# of 0.9 and 0.10 sort, without FlashInfer. All else is as the release has it.
 @pytest.mark.parametrize(
     ("name", "gpu", "arguments", "gib", "most"),
     [
@@ -239,24 +240,36 @@ def test_delta_nets_that_a_recipe_leaves_as_they_are(
                 "enable_prefix_caching": False,
             },
             44.59,
-            0.012,
+            0.003,
         ),
         (
             "casperhansen/llama-3-70b-instruct-awq",
             "l40s",
             {"engine_version": "0.16.0", "dtype": "float16"},
             20.16,
-            0.012,
+            0.01,
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            "a100_sxm_40gb",
+            {
+                "engine_version": "0.9.2",
+                "use_flashinfer_sampler": False,
+                "tensor_parallel_size": 1,
+            },
+            18.69,
+            0.008,
         ),
     ],
 )
 def test_starts_that_suggested_no_rule(
     name: str, gpu: str, arguments: dict[str, Any], gib: float, most: float
 ) -> None:
-    found = estimate_capacity(
-        name, gpu, tensor_parallel_size=2, gpu_memory_utilization=0.9, **arguments
-    )
+    given = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.9} | arguments
+    found = estimate_capacity(name, gpu, **given)
     assert found.available_kv_bytes / GIB == pytest.approx(gib, rel=most)
+    high = (found.num_gpu_blocks_high + 1) * found.block_bytes / GIB
+    assert found.num_gpu_blocks_low * found.block_bytes / GIB <= gib <= high
 
 
 def held(name: str, release: str, gpu: str = H200, **more: Any) -> float:
