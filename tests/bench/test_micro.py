@@ -20,7 +20,7 @@ from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recording.recorder import Recorder
-from sim.results.recording.step_log import pack_facts, pack_stretch
+from sim.results.recording.step_rows import pack_facts, pack_stretch
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile

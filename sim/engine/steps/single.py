@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.sampling import last_num_tokens, running_order
 from sim.engine.steps.base import ByCount, Steps, no_length, queue_lengths
-from sim.results.recording.step_log import pack_facts, pack_formed, pack_stretch
+from sim.results.recording.step_rows import pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from sim.costs.base import StepCost
 from sim.results import schema
-from sim.scheduler.base import CacheUsage, stored_tokens
+from sim.results.recording.step_rows import FACTS
+from sim.scheduler.base import stored_tokens
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
@@ -24,22 +25,6 @@ Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Column = Words | None
 """Values of 8 bytes, or None if all are zero."""
-
-FACTS: Final = (
-    "step",
-    "start_s",
-    "num_running",
-    "num_waiting",
-    "num_swapped",
-    *BatchShape._fields,
-    *CacheUsage._fields,
-    "num_preempted",
-    "num_recomputed_tokens",
-    "num_quiet_steps",
-)
-"""The words of a packed row: columns of `sim.results.schema.STEPS`, the counts of its
-shape, and how many steps it stands for if it is a stretch, else 0. Costs and sums
-follow from them."""
 
 COLUMNS: Final = schema.STEPS | schema.AHEAD_STEPS | {"extrapolated": "float64"}
 """Columns in words of 8 bytes, before they are emitted, and their types."""

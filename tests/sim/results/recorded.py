@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from sim.costs.linear import LinearCost
-from sim.results.recording.step_log import CHUNK_ROWS, pack_facts, pack_stretch
+from sim.results.recording.step_columns import CHUNK_ROWS
+from sim.results.recording.step_rows import pack_facts, pack_stretch
 from sim.scheduler.base import CacheUsage
 from sim.scheduler.batch import BatchShape
 
