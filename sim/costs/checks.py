@@ -34,6 +34,17 @@ def share(key: str, value: float) -> float:
     return number
 
 
+def correlation(key: str, value: float) -> float:
+    """Return `value`, how alike choices are, in [0, 1), as a float."""
+    number = at_least_zero(key, value)
+    if number >= 1.0:
+        raise ConfigError(
+            f"{key} must be in [0, 1); got {value!r}: give 0 for tokens that choose "
+            "freely"
+        )
+    return number
+
+
 def _finite(key: str, value: object, rule: str, minimum: float) -> float:
     # bool is an int to Python, but `base_s: true` is a slip of the pen
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -58,6 +58,18 @@ def test_where_we_are_wrong_is_as_the_page_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("run", "index"), [(QWEN_MOE_H100, 0), (OSS_H200, 3)])
+def test_published_choices_of_experts_bring_long_steps_nearer(
+    run: Unseen, index: int
+) -> None:
+    """By what is published of the model; steps that are short otherwise get shorter."""
+    published = run.errors({"moe_routing_correlation": run.correlation})
+    assert abs(published[index]) <= 9.0 <= run.errors()[index] - 10.0
+    correlated = WHOLE.errors({"moe_routing_correlation": WHOLE.correlation})
+    assert correlated[0] <= -14.0
+
+
+@pytest.mark.slow
 def test_graphs_in_pieces_take_longer_than_the_clock_of_whole_ones() -> None:
     """The same traffic with both: the clock has nothing for pieces."""
     whole_ms = (5.02, 5.09, 5.39, 6.14)

@@ -101,9 +101,11 @@ BY_CHIP: Final[Mapping[str, Mapping[Precision, ExpertKernels]]] = MappingProxyTy
 )
 """Fitted, rounded, to the tables of aiconfigurator-core 0.12 (vLLM 0.24; of the A100
 0.14), balanced tokens and a mild power law alike, up to 8,192 tokens on one to eight
-ranks: half of the points are within 7 to 15 %. Without the start half of those of up to
-8 tokens were 12 to 71 % too short. Experts of an L40S show none: its L2 cache hides it.
-Compute of 16 bits on an RTX PRO 6000 is between that table and LLMServingSim's."""
+ranks, as if their tokens chose freely: half of the points are within 9 to 15 %, and
+within 5 to 15 with the experts that these really touch. Without the start half of those
+of up to 8 tokens were 12 to 71 % too short. Experts of an L40S show none: its L2 cache
+hides it. Compute of 16 bits on an RTX PRO 6000 is between that table and
+LLMServingSim's."""
 START_INTERVAL_S: Final = (0.0, 48e-6)
 EXPERT_KERNELS: Final = (
     "MoE tables of aiconfigurator-core 0.12, by chip and precision; see "

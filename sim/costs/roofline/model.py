@@ -87,9 +87,9 @@ class RooflineCost(RooflineParameters, FormulaCost):
     The soft maximum replaces the sharp one for GEMMs: near the ridge both limits
     bind, and measured times lie 15 % (h100) to 50 % (a100) above the sharp maximum.
 
-    Experts are touched as if tokens chose them uniformly: of E experts, T tokens that
-    take k each touch ``E · (1 - (1 - k/E)^T)`` on average. Real routers are skewed and
-    touch fewer.
+    Of E experts, T tokens that choose k each freely touch ``E · (1 - (1 - k/E)^T)`` on
+    average; routers prefer some, and `moe_routing_correlation` says how many fewer
+    these are (`sim.costs.experts.routed.touched_alike`).
 
     A decode in a batch with prefill chunks costs more where the attention kernel is
     FlashAttention 2 (`mixed_decode_tile_tokens`): its queries are padded to a tile of
@@ -217,6 +217,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
             traffic / bandwidth,
             self._compute_s(experts, scheme, compute, compute),
             self.model.num_moe_layers * reached["moe_layer_latency_s"],
+            self.moe_routing_correlation,
         )
 
     def _compute_s(

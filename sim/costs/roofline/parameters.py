@@ -11,6 +11,7 @@ from sim.costs.checks import (
     at_least_zero,
     check_choice,
     check_factor,
+    correlation,
     kv_itemsize_bytes,
     share,
 )
@@ -19,6 +20,10 @@ from sim.costs.experts.kernels import (
     EXPERT_KERNELS,
     START_INTERVAL_S,
     reached_by_key,
+)
+from sim.costs.experts.routed import (
+    CORRELATION,
+    CORRELATION_INTERVAL,
 )
 from sim.costs.rates.collectives import reaching
 from sim.costs.rates.efficiencies import (
@@ -99,6 +104,9 @@ class RooflineParameters:
     moe_layer_latency_s
         Seconds a layer of them takes to start and drain its kernels, beyond what
         `layer_latency_s` has of a dense MLP.
+    moe_routing_correlation
+        How alike tokens of different requests choose experts: 0 for a free choice; see
+        `sim.costs.experts.routed.touched_alike`.
     decode_bandwidth_efficiency, fp8_decode_bandwidth_efficiency
         Shares of bandwidth at which decodes read the KV cache, in the model's
         precision and in FP8.
@@ -207,6 +215,9 @@ class RooflineParameters:
     moe_compute_efficiency: float | None = parameter(None, "share", EXPERT_KERNELS)
     moe_layer_latency_s: float | None = parameter(
         None, "s/layer", EXPERT_KERNELS, START_INTERVAL_S
+    )
+    moe_routing_correlation: float = parameter(
+        0.0, "correlation", CORRELATION, CORRELATION_INTERVAL
     )
     decode_bandwidth_efficiency: float | None = parameter(
         None, "share", f"decode attention beyond L2, {_AIC}; {_RTX}"
@@ -330,6 +341,8 @@ class RooflineParameters:
             setattr(self, key, share(key, value))
         elif unit == "factor":
             check_factor(key, at_least_zero(key, value))
+        elif unit == "correlation":
+            setattr(self, key, correlation(key, value))
         else:
             at_least_zero(key, value)
 

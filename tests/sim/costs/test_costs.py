@@ -83,6 +83,7 @@ BARE = {
     "moe_bandwidth_efficiency": 1.0,
     "moe_compute_efficiency": 1.0,
     "moe_layer_latency_s": 0.0,
+    "moe_routing_correlation": 0.0,
     "decode_bandwidth_efficiency": 1.0,
     "fp8_decode_bandwidth_efficiency": 1.0,
     "decode_sequence_head_s": 0.0,
