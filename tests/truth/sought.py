@@ -554,6 +554,17 @@ class Ladder:
         return {rate: _apart(found[rate], own) for rate, own in self.measured.items()}
 
 
+def _by_rate(
+    keys: Sequence[str], points: Mapping[float, Sequence[float]]
+) -> dict[float, dict[str, float]]:
+    return {rate: dict(zip(keys, own, strict=True)) for rate, own in points.items()}
+
+
+def _behind(router: Mapping[str, Any], replicas: int = 8) -> dict[str, Any]:
+    pools = [{"name": "main", "replicas": replicas}]
+    return {"pools": pools, "router": dict(router)}
+
+
 def _tiers(
     measured: Mapping[float, tuple[float, float, float]], *, host: bool
 ) -> Ladder:
@@ -569,13 +580,12 @@ def _tiers(
     if host:  # scores of both tiers are one here, by the larger index
         engine["kv_offloading_size"] = 200.0
         router |= {"prefix_weight": 2.0, "lru_capacity": 82_000}
-    keys = ("tokens/s", "TTFT", "E2E")
     return Ladder(
         f"Qwen3-32B, {'host memory' if host else 'GPUs alone'}",
         engine,
-        {"pools": [{"name": "main", "replicas": 8}], "router": router},
+        _behind(router),
         Groups(250, 5, 16_000, 256, 256),
-        {rate: dict(zip(keys, own, strict=True)) for rate, own in measured.items()},
+        _by_rate(("tokens/s", "TTFT", "E2E"), measured),
     )
 
 
@@ -606,19 +616,19 @@ EVICTION: Final = Ladder(
     _OSS_120B,
     _PAIRS,
     Groups(1_000, 5, 16_000, 256, 256),
-    {
-        rate: {"requests/s": per_s, "p90 E2E": e2el_s}
-        for rate, per_s, e2el_s in (
-            (5.0, 4.81, 2.050),
-            (10.0, 9.10, 2.149),
-            (15.0, 14.01, 2.381),
-            (20.0, 18.52, 3.217),
-            (25.0, 23.18, 4.576),
-            (30.0, 26.52, 8.491),
-            (35.0, 23.91, 23.027),
-            (40.0, 22.10, 40.267),
-        )
-    },
+    _by_rate(
+        ("requests/s", "p90 E2E"),
+        {
+            5.0: (4.81, 2.050),
+            10.0: (9.10, 2.149),
+            15.0: (14.01, 2.381),
+            20.0: (18.52, 3.217),
+            25.0: (23.18, 4.576),
+            30.0: (26.52, 8.491),
+            35.0: (23.91, 23.027),
+            40.0: (22.10, 40.267),
+        },
+    ),
 )
 """vLLM 0.27.1 on sixteen H200, prompts 1.3 times what the prefillers' caches hold; that
 release kept windows at every place (llm-d, commit 3cfabd6)."""
@@ -643,12 +653,9 @@ def _alike(
     return Ladder(
         f"Qwen3-32B{' on SGLang' if is_sglang else ''}, routed by {router['kind']}",
         engine,
-        {"pools": [{"name": "main", "replicas": 8}], "router": dict(router)},
+        _behind(router),
         Groups(150, 5, 6_000, 1_200, 1_000),
-        {
-            rate: {"output/s": per_s, first_token: ttft_s}
-            for rate, (per_s, ttft_s) in measured.items()
-        },
+        _by_rate(("output/s", first_token), measured),
         _LONGER,
     )
 
@@ -772,29 +779,29 @@ OSS_ROUTED: Final = Ladder(
         "gpu_memory_utilization": 0.95,
         "num_gpu_blocks_override": 1_934,
     },
-    {"pools": [{"name": "main", "replicas": 16}], "router": {"kind": "random"}},
+    _behind({"kind": "random"}, 16),
     Groups(150, 5, 6_000, 500, 500),
-    {
-        rate: {"output/s": per_s, "TTFT": ttft_s}
-        for rate, per_s, ttft_s in (
-            (3.0, 1_160, 0.176),
-            (10.0, 4_836, 0.180),
-            (15.0, 6_986, 0.184),
-            (20.0, 9_077, 0.243),
-            (22.0, 9_346, 0.245),
-            (25.0, 10_579, 0.263),
-            (30.0, 12_211, 0.285),
-            (35.0, 11_861, 0.598),
-            (40.0, 13_889, 2.588),
-            (43.0, 14_089, 2.664),
-            (46.0, 14_603, 3.545),
-            (49.0, 14_562, 4.727),
-            (52.0, 15_158, 5.238),
-            (55.0, 14_644, 5.735),
-            (57.0, 15_330, 5.630),
-            (60.0, 13_234, 7.194),
-        )
-    },
+    _by_rate(
+        ("output/s", "TTFT"),
+        {
+            3.0: (1_160, 0.176),
+            10.0: (4_836, 0.180),
+            15.0: (6_986, 0.184),
+            20.0: (9_077, 0.243),
+            22.0: (9_346, 0.245),
+            25.0: (10_579, 0.263),
+            30.0: (12_211, 0.285),
+            35.0: (11_861, 0.598),
+            40.0: (13_889, 2.588),
+            43.0: (14_089, 2.664),
+            46.0: (14_603, 3.545),
+            49.0: (14_562, 4.727),
+            52.0: (15_158, 5.238),
+            55.0: (14_644, 5.735),
+            57.0: (15_330, 5.630),
+            60.0: (13_234, 7.194),
+        },
+    ),
     _LONGER,
 )
 """Sixteen engines on an H100 each, behind a Kubernetes service; the release is not told
