@@ -192,17 +192,19 @@ def test_requests_of_a_dead_engine_are_lost() -> None:
     assert summary["completed"] == 120 - len(lost)
 
 
-@pytest.mark.parametrize("generation", ["v1", "v0"])
+@pytest.mark.parametrize("generation", ["v1", "v1, a pipeline", "v0"])
 def test_a_dead_engine_is_there_until_its_last_step_ends(generation: str) -> None:
     """Where steps are formed ahead, as by v1, a second one is under way."""
     events = [event(0.5, "die", 1, requests="lose"), event(1.0, "die", 0)]
     results = simulation_of(events, generation).run()
     summary, steps = results.summary, results.steps
-    ends_s = (steps["start_s"] + steps["latency_s"]).groupby(steps["engine"]).max()
+    ends_s = steps.get("output_s", steps["start_s"] + steps["latency_s"])
+    ends_s = ends_s.groupby(steps["engine"]).max()
     busy_s = [each["busy_s"] for each in summary["engines"]]
     for place, up_s in enumerate(summary["up_s"]):
         assert up_s >= busy_s[place] - 1e-9
         assert up_s >= ends_s[place] - 1e-9
+        assert busy_s[place] <= summary["duration"]
     assert max(ends_s) <= summary["duration"] + 1e-9
     assert max(ends_s[:2]) < summary["duration"]
 
