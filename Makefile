@@ -67,7 +67,7 @@ docs: $(VENV)/.installed-docs
 
 # make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier;
 # WITH=--plain: nothing cached, so that blocks are counted; WITH=--fleets: several engines; WITH=--pairs: prefill and
-# decode apart.
+# decode apart; WITH=--prefixes: prompts that begin alike, which steps read once.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev

@@ -83,6 +83,7 @@ class EngineConfig(ConfigTable):
     prefix_cache_retention_interval: Whole | Literal["dense"] | None = None
     prefix_match_unit: Count | None = None
     disable_hybrid_kv_cache_manager: bool | None = None
+    disable_cascade_attn: bool | None = None
     mamba_cache_dtype: StateDtype | None = None
     mamba_ssm_cache_dtype: StateDtype | None = None
     gdn_prefill_backend: Literal["flashinfer", "triton", "cutedsl"] | None = None
@@ -148,6 +149,16 @@ class EngineConfig(ConfigTable):
         if self.enable_prefix_caching is None:
             return bool(self.generation.enable_prefix_caching)
         return self.enable_prefix_caching
+
+    @property
+    def cascades(self) -> bool:
+        """Whether a prefix that all requests share may be read once a step."""
+        if not (self.generation is V1 and self.prefix_caching):
+            return False
+        dialect = dialect_of(self.version)
+        if self.disable_cascade_attn is None:
+            return dialect.cascades_by_default
+        return dialect.has_cascade and not self.disable_cascade_attn
 
     @property
     def has_tier(self) -> bool:
@@ -292,6 +303,29 @@ class EngineConfig(ConfigTable):
                 f"preemption_mode: the {name} generation preempts by recomputation "
                 f"only, got 'swap'; set it to recompute or null"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _cascade(self) -> EngineConfig:
+        """Refuse a prefix that is read once where the release has no such kernel."""
+        if self.disable_cascade_attn is not False or self.generation is not V1:
+            return self
+        dialect = dialect_of(self.version)
+        if not dialect.has_cascade:
+            raise ValueError(
+                f"disable_cascade_attn: 0.32 removed cascade attention, so false has "
+                f"no effect in {dialect.release}; leave it out, or name an "
+                f"engine_version up to 0.31"
+            )
+        for key, is_used in (
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("kv_offloading_size", self.kv_offloading_size is not None),
+        ):
+            if is_used:
+                raise ValueError(
+                    f"disable_cascade_attn: reading a prefix once is not built beside "
+                    f"{key}; leave one of them out"
+                )
         return self
 
     def _check_steps_in_flight(self, generation: Generation | None) -> None:

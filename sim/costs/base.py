@@ -125,6 +125,37 @@ class Together(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsPrefixesOnce(Protocol):
+    """Optional part of a cost model: attention that reads a common prefix once a step.
+
+    ``step`` of a `SharingShape` is then that of a model that `reading_once` returns.
+    """
+
+    @property
+    def reads_prefixes_once(self) -> bool:
+        """Whether it ever does."""
+        ...
+
+    def num_read_once(
+        self, num_common_tokens: int, num_decodes: int, num_prefills: int
+    ) -> int:
+        """Return how many tokens of a prefix a step of these requests reads once.
+
+        Parameters
+        ----------
+        num_common_tokens
+            See `SharingShape`.
+        num_decodes, num_prefills
+            The requests of the step.
+        """
+        ...
+
+    def reading_once(self, num_tokens: int) -> CostModel:
+        """Return the model of steps that read so many tokens once; 0 for none."""
+        ...
+
+
 BatchTotal = Callable[[int, int, int, int, int, int], float]
 """From the first six fields of `BatchShape` to ``step(...).total_s`` in seconds."""
 

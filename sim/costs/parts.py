@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from sim.costs.base import StepCost
-from sim.scheduler.batch import BatchShape
+from sim.costs.base import ReadsPrefixesOnce, StepCost
+from sim.scheduler.batch import BatchShape, SharingShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -229,6 +229,16 @@ class SteadyDecodes(NamedTuple):
     """If above 0, a step waits for its launches; see `late_s`."""
 
 
+def read_once(model: CostModel, shape: SharingShape) -> StepCost:
+    """Return the price of a step whose requests share a prefix."""
+    own = BatchShape(*shape)
+    if isinstance(model, ReadsPrefixesOnce):  # only such a one is told
+        num_once = model.num_read_once(shape.num_common_tokens, shape[0], shape[2])
+        if num_once:
+            return model.reading_once(num_once).step(own)
+    return model.step(own)
+
+
 class PartsCost(ABC):
     """A cost model that states the parts of a step: its price is their sum."""
 
@@ -271,6 +281,8 @@ class PartsCost(ABC):
         return None
 
     def step(self, shape: BatchShape) -> StepCost:
+        if shape.__class__ is SharingShape:
+            return read_once(self, shape)
         decodes, context, chunks, tokens, past, pairs, loaded, stored, copied = shape
         parts = self.parts(decodes, context, chunks, tokens, past, pairs)
         gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, _ = parts

@@ -237,7 +237,11 @@ def _decode_total(cost_model: CostModel, num_decodes: int) -> Callable[[int], fl
         decode_total: Callable[[int], float] = own(num_decodes)
         return decode_total
     attention_s = own_method(cost_model, "decode_attention_s")
-    if attention_s is None or not isinstance(cost_model, FormulaCost):
+    if (
+        attention_s is None
+        or not isinstance(cost_model, FormulaCost)
+        or not _is_formula(cost_model.parts)
+    ):
         any_total = batch_total_of(cost_model)
         return lambda context: any_total(num_decodes, context, 0, 0, 0, 0)
     gemm_s, head_s, allreduce_s, host_s, _ = cost_model.counted(num_decodes, 0, 0)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from array import array
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.costs.pricing import batch_total_of
 from sim.costs.steps.ahead import HostAhead
+from sim.engine.common_prefix import ByCommonPrefix
 from sim.engine.pipeline import NOTHING, Stages, StepInFlight
 from sim.engine.steps.base import ByCount, no_length
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Callable, Sequence, Sized
 
-    from sim.costs.base import CostModel, DecodeEnds
+    from sim.costs.base import BatchTotal, CostModel, DecodeEnds
+    from sim.engine.common_prefix import CommonPrefixes
     from sim.results.recording.step_log import StepLog
 
 
@@ -59,9 +61,9 @@ class HostQueue(Stages):
         self._cost_model = cost_model
         self._model = cost_model if isinstance(cost_model, HostAhead) else None
         self.hosts = ByCount(self._host)
-        self.quiet = ByCount(self._quiet)
-        priced = cost_model if self._model is None else self._model.model
-        self.total_s = batch_total_of(priced)
+        self.quiet: Any = self._quiet_steps_of(cost_model)
+        self.total_s: BatchTotal = _total_s_of(cost_model)
+        self._shape_of: Callable[[Sequence[int]], BatchShape] = _shape_of
         self._log = log
         if log.tell_outputs is not None:  # of the engine that this one replaces
             log.flush()
@@ -71,6 +73,12 @@ class HostQueue(Stages):
         self._in_flight_s = -inf  # the end of the step in flight, if there is one
         self._computes = self.computes = False
         self.steady_s = -inf
+
+    def share(self, prefixes: CommonPrefixes) -> None:
+        """Price steps by the prefix that their requests share, as it is noted."""
+        self.total_s = ByCommonPrefix(prefixes, _total_s_of)
+        self.quiet = ByCommonPrefix(prefixes, self._quiet_steps_of)
+        self._shape_of = prefixes.shape
 
     @property
     def has_steps(self) -> bool:
@@ -103,7 +111,7 @@ class HostQueue(Stages):
             host_s, gpu_s = self._model.split(total_s, num_decodes + num_prefills)
             end_s = self._enter_ahead(now_s, host_s, gpu_s)
         else:
-            end_s = self.end_s(now_s, BatchShape(*shape), total_s)
+            end_s = self.end_s(now_s, self._shape_of(shape), total_s)
         if not now_s < end_s < inf:
             raise no_length(self._cost_model, BatchShape(*shape), now_s)
         turn_s = now_s if now_s > self._ready_s else self._ready_s
@@ -158,10 +166,17 @@ class HostQueue(Stages):
         host_s = model.split(model.prepare_s, num_rows)[0]
         return host_s, round(host_s * 1e9)
 
-    def _quiet(self, num_decodes: int) -> tuple[float, int, DecodeEnds]:
-        model = self._model
-        ends = _no_ends if model is None else model.decode_ends(num_decodes)
-        return *self.hosts[num_decodes], ends
+    def _quiet_steps_of(
+        self, model: CostModel
+    ) -> ByCount[tuple[float, int, DecodeEnds]]:
+        """Return the host's part of quiet steps by decodes, and when these end."""
+        ends_of = model.decode_ends if isinstance(model, HostAhead) else None
+
+        def quiet(num_decodes: int) -> tuple[float, int, DecodeEnds]:
+            ends = _no_ends if ends_of is None else ends_of(num_decodes)
+            return *self.hosts[num_decodes], ends
+
+        return ByCount(quiet)
 
     def take_late(
         self,
@@ -186,6 +201,14 @@ class HostQueue(Stages):
             if now_s + host_s <= self.steady_s:
                 break
         return turns_s
+
+
+def _total_s_of(model: CostModel) -> BatchTotal:
+    return batch_total_of(model.model if isinstance(model, HostAhead) else model)
+
+
+def _shape_of(shape: Sequence[int]) -> BatchShape:
+    return BatchShape(*shape)
 
 
 def _no_ends(*stretch: float) -> list[float]:

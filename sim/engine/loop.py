@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.ahead import HostQueue
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, advance, step_priority
+from sim.engine.common_prefix import CommonPrefixes
 from sim.engine.listeners import Observers
 from sim.engine.pace import Unpriced
 from sim.engine.pauses import calendar_of
@@ -120,12 +121,10 @@ class Engine:
         self._priority = step_priority(place) if pace is None else STEP_PRIORITY
         self.scheduler = scheduler
         self.cost_model = cost_model if pace is None else Unpriced()
-        self.pace = pace
-        self.beside = beside
+        self.pace, self.beside = pace, beside
         self.recorder = recorder
         self.arrivals: Iterable[Request] = arrivals or ()
-        self.sample = sample
-        self.horizon = horizon
+        self.sample, self.horizon = sample, horizon
         self.num_steps = self.num_unread = 0
         self.listeners: list[StepListener] = []
         self.empty_steps = EmptySteps()
@@ -153,6 +152,7 @@ class Engine:
             else BatchQueue(most, cost_model, log)
         )
         log.num_in_flight = most - 1
+        self.prefixes = CommonPrefixes.of(self)
         self.calendar: OutputCalendar = getattr(sample, "calendar", None) or (
             calendar_of(scheduler, is_ahead=most > 1)
         )

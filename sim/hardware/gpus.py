@@ -45,6 +45,9 @@ class GpuSpec:
     is_desktop_card: bool = False
     """Whether it is made for desktops and workstations, where a pair of cards has
     eight lanes each as a rule (`sim.hardware.interconnects.link_of`)."""
+    num_sms: int | None = None
+    """Streaming multiprocessors, where vLLM's attention is FlashAttention, whose rule
+    for common prefixes counts them (`sim.costs.roofline.cascade`)."""
     is_judged: bool = True
     """Whether a measured run or table was held against it; bundled ones say so."""
 
@@ -129,6 +132,29 @@ _FP4: Mapping[str, float] = MappingProxyType(
 where none without is given."""
 
 
+_NUM_SMS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("h100_sxm", "h200_sxm", "h100_nvl"), 132),
+        "h100_pcie": 114,
+        "h20": 78,
+        **dict.fromkeys(("a100_sxm", "a100_pcie", "a100_sxm_40gb"), 108),
+        "l40s": 142,
+        **dict.fromkeys(("rtx_pro_6000_workstation", "rtx_pro_6000_server"), 188),
+        "rtx_5090": 170,
+        "rtx_4090": 128,
+        "rtx_3090": 82,
+        "rtx_6000_ada": 142,
+        "rtx_a6000": 84,
+        "a40": 84,
+        "a10": 72,
+        "a10g": 80,
+        "l4": 58,
+    }
+)
+"""Of the same datasheets; of the A10G, what CUDA prints. None of GPUs before Ampere, of
+AMD and of Blackwell data centres, whose attention is another."""
+
+
 _DRIVES_DISPLAYS = frozenset({"rtx_3090", "rtx_4090", "rtx_5090"})
 
 
@@ -150,6 +176,7 @@ def _gpu(
         family=_family(name),
         fp4_flops_per_s=_FP4[name] * 1e12 if name in _FP4 else None,
         consumer=name in _DRIVES_DISPLAYS,
+        num_sms=_NUM_SMS.get(name),
         is_desktop_card=name.startswith("rtx_") and not name.endswith("_server"),
         is_judged=is_judged,
     )
@@ -337,7 +364,7 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     texts = {"name", "source", "family"}
     known.discard("is_judged")
     flags = {"consumer", "is_desktop_card"}
-    optional = {"source", "family", "fp4_flops_per_s"} | flags
+    optional = {"source", "family", "fp4_flops_per_s", "num_sms"} | flags
     if missing := sorted(known - optional - content.keys()):
         raise ConfigError(f"{missing[0]} is missing in {path}; add it")
     if unknown := sorted(map(str, content.keys() - known)):
@@ -345,6 +372,9 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
         shown = unknown[0][:40]
         raise ConfigError(f"{shown} is no field of a GPU in {path}; use {allowed}")
     checked = dict(content)
+    num_sms = content.get("num_sms")
+    if num_sms is not None and (type(num_sms) is not int or not 1 <= num_sms <= 4096):
+        raise ConfigError(f"num_sms must be 1 to 4096 in {path}; {_got(num_sms)}")
     for key in texts & content.keys():
         if not isinstance(content[key], str):
             raise ConfigError(f"{key} must be a string in {path}; {_got(content[key])}")
@@ -353,7 +383,7 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
             raise ConfigError(
                 f"{key} must be true or false in {path}; {_got(content[key])}"
             )
-    for key in sorted((known - texts - flags) & content.keys()):
+    for key in sorted((known - texts - flags - {"num_sms"}) & content.keys()):
         checked[key] = _quantity(key, content[key], path)
     return GpuSpec(
         **checked | {"memory_bytes": int(checked["memory_bytes"])}, is_judged=False

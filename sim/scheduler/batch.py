@@ -74,6 +74,19 @@ class VerifyingShape(BatchShape):
         return made
 
 
+class SharingShape(BatchShape):
+    """A shape whose requests share a prefix, in blocks that all of them hold."""
+
+    num_common_tokens: int
+    """Tokens of it that each request had computed before; whole blocks, above 0."""
+
+    @classmethod
+    def of(cls, shape: Iterable[int], num_common_tokens: int) -> SharingShape:
+        made = cls(*shape)
+        made.num_common_tokens = num_common_tokens
+        return made
+
+
 EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)
 """A step that computes nothing."""
 

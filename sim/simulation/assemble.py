@@ -15,6 +15,7 @@ from sim.costs import COST_MODELS
 from sim.costs.base import CostModel, pricer_of
 from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.roofline import RooflineCost
+from sim.costs.roofline.cascade import rule_of as cascade_rule_of
 from sim.costs.roofline.graphs import release_sizes, rule_of
 from sim.costs.roofline.launches import LaunchedRooflineCost
 from sim.costs.steps.ahead import HostAhead
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from sim.config.engine import EngineConfig
     from sim.config.tables import RunConfig
+    from sim.costs.roofline.cascade_rule import CascadeRule
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -205,6 +207,7 @@ def _built_cost_model(
         "graph_rule": graph_rule(engine),
         "graph_sizes": graph_sizes(engine),
         "host_rule": host_rule(engine),
+        "cascade_rule": cascade_rule(engine, model, gpu),
         **_links(config),
     }
     _refuse_gone(config.cost)
@@ -238,6 +241,25 @@ def host_rule(engine: EngineConfig) -> HostRule:
     """Return the time of scheduling, which steps in flight hide, ahead or in stages."""
     is_hidden = engine.schedules_ahead or engine.pipeline_parallel_size > 1
     return HostRule(engine.generation.schedule_request_s, is_hidden)
+
+
+def cascade_rule(
+    engine: EngineConfig, model: ModelArchitecture, gpu: GpuSpec
+) -> CascadeRule | None:
+    """Return when a prefix that all requests share is read once, None for never.
+
+    It is built for engines that step alone, without a tier behind their pool.
+    """
+    is_alone = engine.data_parallel_size == 1 and not engine.has_tier
+    if not (engine.cascades and is_alone and engine.sliding_window is None):
+        return None
+    return cascade_rule_of(
+        model,
+        gpu,
+        engine.tensor_parallel_size,
+        engine.kv_cache_dtype,
+        replays_decodes=engine.version in ("0.11", "0.11.0"),
+    )
 
 
 def graph_rule(engine: EngineConfig) -> GraphRule:

@@ -7,6 +7,7 @@
     python -m tests.identity.fuzz 2000 --groups   # models with several KV cache groups
     python -m tests.identity.fuzz 2000 --tiers    # a CPU tier behind the pool
     python -m tests.identity.fuzz 2000 --plain    # blocks are counted: nothing cached
+    python -m tests.identity.fuzz 2000 --prefixes # one beginning, which steps read once
     python -m tests.identity.fuzz 2000 --fleets   # several engines behind a router
     python -m tests.identity.fuzz 2000 --pairs    # prefill and decode apart
     python -m tests.identity.fuzz --file FILE     # one configuration, as printed
@@ -34,6 +35,7 @@ from tests.identity.compare import (
 from tests.identity.random_configs import Case, draw_case, draw_plain_case
 from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
+from tests.identity.random_prefixes import draw_prefix_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
 from tests.identity.shrink import shrink
@@ -53,6 +55,7 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="several groups")
     parser.add_argument("--tiers", action="store_true", help="a tier behind the pool")
     parser.add_argument("--plain", action="store_true", help="blocks counted")
+    parser.add_argument("--prefixes", action="store_true", help="one beginning of all")
     parser.add_argument("--fleets", action="store_true", help="several engines")
     parser.add_argument("--pairs", action="store_true", help="prefill and decode apart")
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
@@ -64,6 +67,8 @@ def main() -> int:
         draw, reference = draw_tier_case, one_by_one
     elif asked.plain:
         draw = draw_plain_case
+    elif asked.prefixes:
+        draw = draw_prefix_case
     elif asked.fleets:
         draw, reference = draw_fleet_case, one_by_one
     elif asked.pairs:

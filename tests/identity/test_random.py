@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from sim.costs.roofline.cascade_rule import CascadeRule
 from tests.identity.compare import (
     Comparison,
     assert_equal_paths,
@@ -16,6 +17,7 @@ from tests.identity.compare import (
 from tests.identity.random_configs import draw_case, draw_plain_case
 from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
+from tests.identity.random_prefixes import draw_prefix_case
 from tests.identity.random_tiers import draw_tier_case
 from tests.identity.regimes import regimes_of
 
@@ -131,6 +133,38 @@ def test_a_tier_may_stand_behind_decodes_that_are_taken_together(seeds: range) -
             reached["ahead"] += 1
     assert reached["fast"] >= 0.9 * len(seeds)
     for name in ("preemptions", "hits", "loads", "five quiet steps", "ahead"):
+        assert reached[name] >= 3, (name, reached)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(16), id="0-15"),
+        pytest.param(range(16, 200), id="16-199", marks=pytest.mark.slow),
+    ],
+)
+def test_steps_may_read_a_prefix_once(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both paths find the same prefix, and price it alike."""
+    read: Counter[bool] = Counter()
+    is_used = CascadeRule.is_used
+
+    def note(self: CascadeRule, *batch: int, has_chunks: bool) -> bool:
+        used = is_used(self, *batch, has_chunks=has_chunks)
+        read[has_chunks] += used
+        return used
+
+    monkeypatch.setattr(CascadeRule, "is_used", note)
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        case, before = draw_prefix_case(seed), read.total()
+        reached.update(regimes_of(assert_equal_paths(*case)))
+        if read.total() > before:
+            reached["ahead" if case.config.engine.schedules_ahead else "alone"] += 1
+    assert reached["fast"] >= 0.9 * len(seeds)
+    assert min(read[True], read[False]) > 5 * len(seeds), read
+    for name in ("preemptions", "blocked heads", "five quiet steps", "ahead", "alone"):
         assert reached[name] >= 3, (name, reached)
 
 

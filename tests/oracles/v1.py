@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.batch import BatchShape, SharingShape
 from sim.scheduler.v1.policies import PrefillInterval
 from sim.scheduler.v1.settings import Settings
 from tests.oracles.v1_parts import V1Batch, is_prefilling
@@ -92,6 +93,7 @@ class V1Scheduler(V1State):
     """
 
     generation = "v1"
+    _tells_common_prefixes = False
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class V1Scheduler(V1State):
             admission=admission,
         )
         self.max_num_scheduled_tokens = max_num_scheduled_tokens
+        self._refused: set[Request] = set()
         self._skips_heads = (
             not enable_chunked_prefill and self.dialect.skips_over_budget_heads
         )
@@ -188,7 +191,7 @@ class V1Scheduler(V1State):
         num_tokens = budget - batch.budget
         if interval is not None:
             interval.stepped(num_tokens, carries_prefill=batch.carries_prefill)
-        output.shape = batch.shape()
+        output.shape = self._shared(batch.shape(), output)
         output.num_recomputed_tokens = batch.num_recomputed_tokens
         # Nothing has moved, so nothing will. Or the last running request gave up its
         # own blocks with the pool to itself: it can never be served, and would come
@@ -198,6 +201,32 @@ class V1Scheduler(V1State):
         )
         self._num_logical_tokens += num_tokens
         return output
+
+    def tell_common_prefixes(self) -> None:
+        """Let shapes say what their requests share."""
+        self._tells_common_prefixes, self._refused = True, set()
+
+    def _shared(self, shape: BatchShape, output: SchedulerOutput) -> BatchShape:
+        """Return a shape with what all that run share, computed before the step."""
+        if not (self._tells_common_prefixes and output.scheduled):
+            return shape
+        computed = min(
+            request.num_computed_tokens - num_tokens
+            for request, num_tokens in zip(
+                output.scheduled, output.num_scheduled_tokens, strict=True
+            )
+        )
+        self._refused = {each for each in self._refused if each in self.waiting}
+        if self._refused and self.dialect.counts_refused_heads:
+            return shape  # as if they had empty tables
+        num_blocks = 0
+        for blocks in zip(*(each.block_table for each in self.running), strict=False):
+            if any(block is not blocks[0] for block in blocks):
+                break
+            num_blocks += 1
+        size = self.kv_cache_manager.block_size
+        num_tokens = min(num_blocks, computed // size) * size
+        return SharingShape.of(shape, num_tokens) if num_tokens else shape
 
     def _threshold(self) -> int:
         """Most tokens of one request in the call that begins; 0 for no limit."""
@@ -339,6 +368,7 @@ class V1Scheduler(V1State):
                 and not self._skips_heads
                 and request.num_tokens <= self.max_model_len
             ):
+                self._refused.add(request)
                 break  # a token at least gets a slot, so a block at least is taken
             hits = manager.get_computed_blocks(request)
             num_hits = len(hits) * manager.block_size
@@ -354,6 +384,7 @@ class V1Scheduler(V1State):
                     break
                 num_new_tokens = batch.budget
             if not self._allocate_waiting(request, num_new_tokens, hits):
+                self._refused.add(request)
                 break
             waiting.pop_request()
             self._admit(request, num_hits, now_s)

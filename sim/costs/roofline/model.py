@@ -24,6 +24,7 @@ from sim.costs.parts import (
 )
 from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.rates.efficiencies import WeightProduct
+from sim.costs.roofline.cascade_rule import ReadsOnce
 from sim.costs.roofline.graphs import padded
 from sim.costs.roofline.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.roofline.parameters import RooflineParameters
@@ -60,7 +61,7 @@ def _derived() -> Any:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class RooflineCost(RooflineParameters, FormulaCost):
+class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
     """Seconds of a step from bytes over bandwidth and FLOPs over peak.
 
     ::
@@ -148,6 +149,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _row_parts: Memo[tuple[float, float]] = field(
         init=False, repr=False, default_factory=Memo
     )
+    _reading: Memo[RooflineCost] = field(init=False, repr=False, default_factory=Memo)
 
     # -- the datasheet times the architecture, in seconds a unit -------------------
 
@@ -455,8 +457,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
             return self.along(num_decodes, lines) if lines else None
         if self._is_bounded or self._decode_key_compute_s > self._kv_token_s:
             return None
-        sequences_s = self._decode_sequence_s * num_decodes
-        return self.along(num_decodes, [Line(0, sequences_s, self._kv_token_s)])
+        return self.along(num_decodes, [self.decode_line(num_decodes)])
+
+    def decode_line(self, num_decodes: int) -> Line:
+        """Return attention of so many decodes alone, where reading bounds it."""
+        return Line(0, self._decode_sequence_s * num_decodes, self._kv_token_s)
 
     def prefill_attention_s(
         self,

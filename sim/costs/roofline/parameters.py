@@ -34,6 +34,7 @@ from sim.costs.rates.efficiencies import (
     Products,
     efficiencies_of,
 )
+from sim.costs.roofline.cascade_rule import CascadeRule  # noqa: TC001 - see above
 from sim.costs.sources import factor, parameter
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
@@ -174,6 +175,10 @@ class RooflineParameters:
         What the scheduler takes of the host, and whether that is hidden; injected.
     schedule_request_s
         Seconds a request, in its place. Added to steps that do not hide it.
+    cascade_rule
+        When a prefix that all requests share is read once, None for never; injected.
+    cascade_layer_latency_s
+        Seconds more that a layer of such a step spends on starting its kernels.
     """
 
     model: ModelArchitecture
@@ -193,11 +198,13 @@ class RooflineParameters:
     graph_rule: GraphRule = GraphRule()  # noqa: RUF009 - frozen
     graph_sizes: tuple[int, ...] = ()
     host_rule: HostRule = HostRule()  # noqa: RUF009 - frozen
+    cascade_rule: CascadeRule | None = None
 
     efficiencies: Choice = field(default="chip", metadata=_CHOICE)
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
     launch_s: float | None = field(default=None, metadata=_CHOICE)
     schedule_request_s: float | None = field(default=None, metadata=_CHOICE)
+    cascade_layer_latency_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
@@ -320,10 +327,9 @@ class RooflineParameters:
             )
         if self.link_bytes_per_s is not None:
             above_zero("link_bytes_per_s", self.link_bytes_per_s)
-        if self.launch_s is not None:
-            at_least_zero("launch_s", self.launch_s)
-        if self.schedule_request_s is not None:
-            at_least_zero("schedule_request_s", self.schedule_request_s)
+        for key in ("launch_s", "schedule_request_s", "cascade_layer_latency_s"):
+            if (value := getattr(self, key)) is not None:
+                at_least_zero(key, value)
         if self.interconnect is not None:
             link = load_interconnect(self.interconnect)
             if tp > link.max_gpus:
@@ -471,6 +477,9 @@ class RooflineParameters:
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         if not self.host_rule.is_hidden:
             parameters["schedule_request_s"] = self.scheduling()
+        if self.cascade_rule is not None:
+            more = sources.cascade_told(self.cascade_layer_latency_s)
+            parameters["cascade_layer_latency_s"] = more
         for key, value in self.reached().items():
             parameters[key]["value"] = value
         is_divided = self.data_parallel_size > 1
@@ -486,6 +495,7 @@ class RooflineParameters:
             "graphs": self.graph_sizes and sources.GRAPHS,
             "link": self._link_told(),
             "experts": bool(self.model.num_experts) and sources.EXPERTS,
+            "cascade": self.cascade_rule and self.cascade_rule.described(),
             "gpu_not_judged": not self.gpu.is_judged and sources.NOT_JUDGED,
         }
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from sim.costs.base import pricer_of
 from sim.costs.pricing import ends_ahead_of
@@ -10,7 +10,7 @@ from sim.costs.sources import scheduling_told
 from sim.scheduler.generation import SCHEDULE_REQUEST_S, HostRule
 
 if TYPE_CHECKING:
-    from sim.costs.base import CostModel, DecodeEnds, StepCost
+    from sim.costs.base import CostModel, DecodeEnds, ReadsPrefixesOnce, StepCost
     from sim.scheduler.batch import BatchShape
 
 _V1: Final = HostRule(SCHEDULE_REQUEST_S)
@@ -70,6 +70,21 @@ class HostAhead:
             (0.0, host_s),
             *((sent_s, self.split(total_s, 0)[1]) for sent_s, total_s in times),
         ]
+
+    @property
+    def reads_prefixes_once(self) -> bool:
+        return getattr(self.model, "reads_prefixes_once", False)
+
+    def num_read_once(
+        self, num_common_tokens: int, num_decodes: int, num_prefills: int
+    ) -> int:
+        """See `sim.costs.base.ReadsPrefixesOnce`, as of all that is read here."""
+        model = cast("ReadsPrefixesOnce", self.model)
+        return model.num_read_once(num_common_tokens, num_decodes, num_prefills)
+
+    def reading_once(self, num_tokens: int) -> HostAhead:
+        """See `sim.costs.base.ReadsPrefixesOnce`."""
+        return HostAhead(cast("ReadsPrefixesOnce", self.model).reading_once(num_tokens))
 
     def split(self, total_s: float, num_rows: int) -> tuple[float, float]:
         """Return the host's and the GPU's seconds in a step of so many requests."""

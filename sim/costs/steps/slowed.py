@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.base import CostModel
+    from sim.costs.base import CostModel, ReadsPrefixesOnce
     from sim.scheduler.batch import BatchShape
 
 
@@ -52,12 +52,42 @@ class Slowed:
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
-        self.factor = 1.0
+        self._factor = 1.0
+        self._reading: dict[int, Slowed] = {}
         self._batch_total = batch_total_of(model)
         # Others price more than the fields of a shape: which chunks verify drafts.
         self._pricer = pricer_of(model)
         if self._pricer is not None:
             self.columns = self._columns
+
+    @property
+    def factor(self) -> float:
+        return self._factor
+
+    @factor.setter
+    def factor(self, factor: float) -> None:
+        self._factor = factor
+        for each in self._reading.values():
+            each.factor = factor
+
+    @property
+    def reads_prefixes_once(self) -> bool:
+        return getattr(self.model, "reads_prefixes_once", False)
+
+    def num_read_once(
+        self, num_common_tokens: int, num_decodes: int, num_prefills: int
+    ) -> int:
+        """See `sim.costs.base.ReadsPrefixesOnce`, as of all that is read here."""
+        model = cast("ReadsPrefixesOnce", self.model)
+        return model.num_read_once(num_common_tokens, num_decodes, num_prefills)
+
+    def reading_once(self, num_tokens: int) -> Slowed:
+        """See `sim.costs.base.ReadsPrefixesOnce`."""
+        if num_tokens not in self._reading:
+            model = cast("ReadsPrefixesOnce", self.model).reading_once(num_tokens)
+            made = self._reading[num_tokens] = Slowed(model)
+            made.factor = self._factor
+        return self._reading[num_tokens]
 
     def step(self, shape: BatchShape) -> StepCost:
         return slowed(self.model.step(shape), self.factor)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
     from sim.engine.beside import Beside
     from sim.engine.clock import Clock
+    from sim.engine.common_prefix import CommonPrefixes
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.engine.pipeline import StepInFlight
@@ -86,6 +87,7 @@ class Owner(Protocol):
     listeners: list[StepListener]
     beside: Beside | None
     pace: Pace | None
+    prefixes: CommonPrefixes | None
     batches: Any
     empty_steps: EmptySteps
     is_alone: bool
@@ -146,6 +148,7 @@ class Steps(ABC):
         self._calendar = owner.calendar
         self._pace = owner.pace
         self._batches = owner.batches
+        self._prefixes = owner.prefixes
         self._log = log = owner.recorder.steps
         self._ends_late = owner.pace is not None
         self._packed: list[bytes] = []  # with others, until the end of a step is known

@@ -6,6 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.engine.common_prefix import ByCommonPrefix
 from sim.engine.sampling import last_num_tokens, running_order
 from sim.engine.steps.base import ByCount, Steps, no_length, queue_lengths
 from sim.results.recording.step_rows import pack_facts, pack_formed, pack_stretch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel, DecodeEnds, StepCost
     from sim.engine.beside import Beside
+    from sim.engine.common_prefix import CommonPrefixes
     from sim.engine.steps.base import Owner
     from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import SchedulerOutput
@@ -78,10 +80,28 @@ class QuietSteps:
         self._tables = tables
         self._num_usable_blocks: int = tables.num_usable_blocks
         self._advance = advance
-        self._ends_of = ByCount(decode_ends)
+        self._ends_of: Any = ByCount(decode_ends)
         self._cost_model = cost_model
         self._packed = log.packed
         self._num_waiting = 0
+
+    def share(self, prefixes: CommonPrefixes) -> None:
+        """Price steps by the prefix that all share, noted when they are looked at."""
+        self._ends_of = ByCommonPrefix(
+            prefixes, lambda model: ByCount(decode_ends_of(model))
+        )
+        ends_s, take, clock = self.ends_s, self.take, self._clock
+
+        def noted_ends_s(*stretch: Any) -> list[float]:
+            prefixes.note_decodes(clock.num_decodes)
+            return ends_s(*stretch)
+
+        def noted_take(*stretch: Any) -> tuple[int, float]:
+            prefixes.note_decodes(clock.num_decodes)
+            return take(*stretch)
+
+        self.ends_s = noted_ends_s  # type: ignore[method-assign,assignment]
+        self.take = noted_take  # type: ignore[method-assign,assignment]
 
     def ends_s(
         self, step: int, num_steps: int, now_s: float, until_s: float
@@ -94,7 +114,8 @@ class QuietSteps:
         self._note_queue()
         num_decodes = clock.num_decodes
         context = clock.num_base_tokens + num_decodes * step
-        return self._ends_of[num_decodes](context, num_steps, now_s, until_s)
+        ends_of: DecodeEnds = self._ends_of[num_decodes]
+        return ends_of(context, num_steps, now_s, until_s)
 
     def _note_queue(self) -> None:
         """Note the queue when steps begin, for when they are written down."""
@@ -193,6 +214,8 @@ class WholeSteps(Steps):
     def take(self, step: int, now_s: float) -> float:
         output = self._batch = self._schedule(now_s)
         self.shape = output.shape
+        if self._prefixes is not None:
+            self._prefixes.note_batch(output.shape)
         cost = self._cost = self._price(output.shape)
         self._packed.append(
             pack_facts(
@@ -265,6 +288,8 @@ class ClockedSteps(Steps):
         tables, log = scheduler.tables, self._log
         log.describe_pool(tables.num_usable_blocks, scheduler.block_size)
         self.quiet = self._quiet_steps(asked.quiet_steps)
+        if owner.prefixes is not None:
+            self._share(owner.prefixes)
         self.quiet.waiting, self.quiet.beside = scheduler.waiting, beside
         if scheduler.groups is not None:
             self.quiet.note_each = log.facts.fromlist
@@ -285,6 +310,15 @@ class ClockedSteps(Steps):
             *(scheduler.clock, scheduler.tables, most, scheduler.advance),
             *(decode_ends_of(model), model, self._owner.recorder),
         )
+
+    def _share(self, prefixes: CommonPrefixes) -> None:
+        """Price steps by the prefix that their requests share, noted before each."""
+        self._form = prefixes.noting(self._form)
+        self.quiet.share(prefixes)
+        if self._batches is not None:
+            self._batches.share(prefixes)
+        else:
+            self._batch_total = ByCommonPrefix(prefixes, batch_total_of)
 
     def look(self) -> Steps:
         owner, beside = self._owner, self._owner.beside

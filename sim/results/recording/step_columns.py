@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.costs.base import StepCost
+from sim.costs.base import ReadsPrefixesOnce, StepCost, pricer_of
 from sim.results import schema
 from sim.results.recording.step_rows import FACTS
 from sim.scheduler.base import stored_tokens
@@ -74,6 +74,7 @@ class Section(NamedTuple):
     facts: Integers
     costs: Sequence[StepCost]
     added: Sequence[tuple[int, float]]
+    read_once: Sequence[tuple[int, int]]
 
 
 class ColumnMaker:
@@ -133,9 +134,12 @@ def _columns_of(sections: Sequence[Section], kind: Kind) -> list[Column]:
     costs = _priced(shapes.T, is_quiet, sections, kind)
     first = 0
     for section in sections:
+        end = first + section.num_steps
+        if section.read_once != [(0, 0)]:
+            _price_read_once(costs[first:end], shapes.T[first:end], section, kind)
         for row, seconds in section.added:
             costs[first + row, _ADDED_TO] += seconds
-        first += section.num_steps
+        first = end
     seconds_by_field = np.ascontiguousarray(costs.T)
     latency_s, *bounds_s = (
         seconds_by_field[_COST_FIELDS.index(name)]
@@ -250,3 +254,21 @@ def _priced(
             for shape in shapes[is_quiet].tolist()
         ]
     return costs
+
+
+def _price_read_once(
+    costs: Floats, shapes: Integers, section: Section, kind: Kind
+) -> None:
+    """Put in the prices of steps that read a prefix once for all."""
+    model = kind.cost_model
+    assert isinstance(model, ReadsPrefixesOnce)
+    rows, told = np.array(section.read_once).T
+    column = np.repeat(told, np.diff(rows, append=section.num_steps))
+    for num_tokens in set(told.tolist()) - {0}:
+        own = model.reading_once(num_tokens)
+        is_own, pricer = column == num_tokens, pricer_of(own)
+        if pricer is not None:
+            costs[is_own] = pricer.columns(shapes[is_own])
+        elif is_own.any():
+            own_shapes = shapes[is_own].tolist()
+            costs[is_own] = [own.step(BatchShape(*shape)) for shape in own_shapes]

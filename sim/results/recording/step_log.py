@@ -72,6 +72,9 @@ class StepLog:
         finished; below 0 for steps before the latest `flush`.
     added
         Index in the log, and seconds of copies that the step takes beyond its price.
+    read_once
+        Index in the log, and tokens of a prefix that steps from there on read once for
+        all of their requests; the first is that of the rows from 0 on.
     num_in_flight
         Of how many of the latest steps the output may be processed yet.
     outputs_s
@@ -99,6 +102,7 @@ class StepLog:
         self.costs: list[StepCost] = []
         self.finished = array("q")
         self.added: list[tuple[int, float]] = []
+        self.read_once = [(0, 0)]
         self.num_in_flight = 0
         self.outputs_s = array("d")
         self.tell_outputs: Callable[[], object] | None = None
@@ -145,6 +149,11 @@ class StepLog:
         self._pool = num_usable_blocks, block_size
         self._only_stretches = stretches
 
+    def note_read_once(self, num_tokens: int) -> None:
+        """Note how much of a prefix all steps read once from the next row on."""
+        if num_tokens != self.read_once[-1][1]:
+            self.read_once.append((len(self.ends_s), num_tokens))
+
     def end_chunk(self) -> None:
         """Flush, or leave it to a later chunk where that completes no batch.
 
@@ -189,6 +198,7 @@ class StepLog:
                 facts=np.array(self.facts),
                 costs=self.costs.copy(),
                 added=self.added.copy(),
+                read_once=self.read_once,
             )
             kind = Kind(
                 *(self._cost_model, self._pricer, self._pool, self._only_stretches),
@@ -208,6 +218,7 @@ class StepLog:
             told.clear()
         del self.ends_s[:], self.new_blocks[:], self.facts[:], self.outputs_s[:]
         del self.finished[:]
+        self.read_once = [(0, self.read_once[-1][1])]
         self.chunk_ends = self._chunk_rows
 
     def close(self) -> None:

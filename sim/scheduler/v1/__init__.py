@@ -60,6 +60,7 @@ V1 = Generation(
             "admission",
             "async_scheduling",
             "cudagraph_capture_sizes",
+            "disable_cascade_attn",
             "disable_hybrid_kv_cache_manager",
             "enable_chunked_prefill",
             "evictor",

@@ -48,6 +48,8 @@ _AHEAD_OF_DRAFTS_SINCE = {
 """The minor release from which on a step is scheduled ahead of these drafts."""
 
 _FIRST_MINOR = 8
+_LAST_CASCADE_MINOR = 31
+_LAST_CASCADE_DEFAULT_MINOR = 17
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(\.[0-9a-z.+]{1,40})?")
 
 KEYS_SINCE: dict[str, int] = {
@@ -123,6 +125,9 @@ class V1Dialect:
         that step has ended, so that the next victim goes at once, down to the request
         that needs a block. From 0.24 to 0.29 (vLLM issue 49674); from 0.30 on no
         request behind gets a token in that call instead (pull request 49675).
+    counts_refused_heads
+        Of the requests that are to share a prefix, those count, too, that wait and were
+        refused blocks: asking for these left them an empty table. From 0.11.1 to 0.13.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only
@@ -146,6 +151,7 @@ class V1Dialect:
     knows_offloading: bool
     has_tiers_as_here: bool
     preempts_what_is_written: bool
+    counts_refused_heads: bool
 
     def schedules_ahead(
         self, *, pipeline_parallel_size: int = 1, draft_method: str | None = None
@@ -215,6 +221,22 @@ class V1Dialect:
                 f"are not known of releases before, got {self.release}"
             )
 
+    @property
+    def has_cascade(self) -> bool:
+        """Whether a prefix that all requests share may be read once: up to 0.31.
+
+        Source: 0.31.0 and 0.32.0 ``vllm/v1/worker/gpu_model_runner.py``.
+        """
+        return self.minor <= _LAST_CASCADE_MINOR
+
+    @property
+    def cascades_by_default(self) -> bool:
+        """Whether it is, with no word on ``disable_cascade_attn``: up to 0.17.
+
+        Source: 0.17.1 and 0.18.0 ``vllm/config/model.py``; pull request 36318.
+        """
+        return self.minor <= _LAST_CASCADE_DEFAULT_MINOR
+
     def has_key(self, key: str) -> bool:
         """Whether the release has this engine argument."""
         return self.minor >= KEYS_SINCE[key]
@@ -262,6 +284,7 @@ def dialect_of(engine_version: str) -> V1Dialect:
             f"engine_version must be from 0.{_FIRST_MINOR} to 0.{LAST_MINOR}, the "
             f"releases whose V1 scheduler is known, got {str(engine_version)[:40]!r}"
         )
+    has_patch = matched[3] not in {None, ".0"}
     return V1Dialect(
         minor=minor,
         has_priority_policy=minor >= 11,
@@ -280,4 +303,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         knows_offloading=minor >= 33,
         has_tiers_as_here=minor >= 28,
         preempts_what_is_written=24 <= minor <= 29,
+        counts_refused_heads=minor in {12, 13} or (minor == 11 and has_patch),
     )

@@ -8,6 +8,7 @@ from cache.v1.id_tables import IdTables
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1.chunks import SET_ASIDE, Chunks
+from sim.scheduler.v1.common_prefix import CommonPrefix
 from sim.scheduler.v1.decode_blocks import running_order
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.plain_admission import PlainAdmission
@@ -75,6 +76,7 @@ class Scheduler(Holdings):
     counts_blocks: ClassVar[bool] = True
     """Whether no rule looks at the ids of blocks; a derived class says so itself."""
     _in_flight: TokensInFlight | None = None
+    common_prefix: CommonPrefix | None = None
     _plan: Callable[..., Plan] = Plan
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -129,6 +131,10 @@ class Scheduler(Holdings):
             and self._desk is None
         ):
             tables.count_only(self._most_slots)
+
+    def tell_common_prefixes(self) -> None:
+        """Let shapes say from now on what their requests share: `common_prefix`."""
+        self.common_prefix = CommonPrefix(self)
 
     # -- a step ---------------------------------------------------------------
 
@@ -400,6 +406,8 @@ class Scheduler(Holdings):
                 continue
             num_tokens = num_hits + num_new_tokens
             if not (num_new_tokens and gate.lets_in(request, num_tokens, found, step)):
+                if num_new_tokens and self.common_prefix is not None:
+                    self.common_prefix.refused.add(request)
                 break
             waiting.pop_request()
             if gate.head is not None:
@@ -432,12 +440,13 @@ class Scheduler(Holdings):
             if request not in chunks:
                 num_tokens = request.base_tokens + self.step - 1
                 request.num_tokens = request.num_computed_tokens = num_tokens
+        told = BatchShape if self.common_prefix is None else self.common_prefix.told
         return SchedulerOutput(
             scheduled=scheduled,
             num_scheduled_tokens=[chunks.get(request, 1) for request in scheduled],
             admitted=[each for each in scheduled if each.order >= self._first_admitted],
             preemptions=self.preemptions,
-            shape=BatchShape(*shape, num_copied_blocks=len(self.copies)),
+            shape=told(*shape, num_copied_blocks=len(self.copies)),
             num_recomputed_tokens=self.num_recomputed_tokens,
             # Nothing has moved, so nothing will. Or the last running request gave up
             # its own blocks with the pool to itself: it can never be served.

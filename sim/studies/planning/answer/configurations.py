@@ -92,6 +92,7 @@ _OURS = frozenset(
         "engine_version",
         "admission",
         "admission_check",
+        "disable_cascade_attn",
         "disable_hybrid_kv_cache_manager",
         "evictor",
         "pipeline_parallel_size",
@@ -116,6 +117,7 @@ _SWITCHES = (
     "async_scheduling",
     "enable_prefix_caching",
     "enable_chunked_prefill",
+    "disable_cascade_attn",
     "disable_hybrid_kv_cache_manager",
 )
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
