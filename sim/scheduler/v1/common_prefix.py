@@ -92,9 +92,9 @@ class CommonPrefix:
         block_size: int = scheduler.block_size
         return num_tokens - num_tokens % block_size
 
-    def told(self, *counts: int, num_copied_blocks: int) -> BatchShape:
+    def told(self, *counts: int, **moved: int) -> BatchShape:
         """Return the shape of the batch that was formed last, and what it shares."""
-        shape = BatchShape(*counts, num_copied_blocks=num_copied_blocks)
+        shape = BatchShape(*counts)._replace(**moved)
         num_common_tokens = self.of_batch()
         if not num_common_tokens:
             return shape
