@@ -171,7 +171,8 @@ class SlotAllocator:
 
     def _merge(self) -> None:
         if self._released:
-            ids = np.sort(np.concatenate((*self._free, *self._released)))
+            free = np.concatenate((*self._free, *self._released))
+            ids = np.sort(free, kind="stable")  # runs that are sorted mostly
             self._free, self._num_free = deque([ids]), len(ids)
             self._released.clear()
 

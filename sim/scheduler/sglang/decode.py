@@ -77,12 +77,17 @@ class DecodeScheduler(SglangScheduler):
 
     @property
     def num_waiting(self) -> int:
-        waiting = (self.preallocating, self.transferring, self.arrived)
-        return sum(each.request in self._entries for some in waiting for each in some)
+        return self._num_of(self.preallocating, self.transferring, self.arrived)
 
     @property
     def num_swapped(self) -> int:
-        return sum(each.request in self._entries for each in self.retracted)
+        return self._num_of(self.retracted)
+
+    def _num_of(self, *queues: list[Entry]) -> int:
+        """Return how many are the engine's: what was withdrawn may be retracted."""
+        if not self._ending:
+            return sum(map(len, queues))
+        return sum(each.request in self._entries for some in queues for each in some)
 
     @property
     def num_running(self) -> int:
