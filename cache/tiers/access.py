@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from cache.tiers.places import Spans
+from cache.tiers.places import Lot, Spans
 
 if TYPE_CHECKING:
     from cache.tiers.extents import Chunks
-    from cache.tiers.places import Keys, Span
+    from cache.tiers.places import Span
 
 
 class SessionHint(NamedTuple):
@@ -48,19 +49,21 @@ class RequestAccess:
     ranked, is_sorted
         The policy's own: the chunks that it ranks with the request, others among them
         that it ranks with another one by now; and whether they stand by position.
-    lots
-        What it has shown: prompt, from which position on, and before which.
+    groups, is_settled
+        The policy's own: the groups of these, and whether they were ranked anew.
     is_finished, end_s
         Whether the request has ended, and when, if that was said.
     """
 
     __slots__ = (
+        "_lots",
         "_shown",
         "end_s",
+        "groups",
         "inserted",
         "is_finished",
+        "is_settled",
         "is_sorted",
-        "lots",
         "missed",
         "rank",
         "ranked",
@@ -80,25 +83,38 @@ class RequestAccess:
         self.missed: set[int] = set()
         self.rank = 0
         self.ranked: list[Chunks] = []
+        self.groups: set[int] = set()
         self.is_sorted = True
+        self.is_settled = False
         self.is_finished = False
-        self.lots: list[tuple[Keys, int, int]] = []
-        self._shown = Spans()
+        self._lots: dict[int, list[Lot]] = {}  # by group
+        self._shown: dict[int, Spans] = {}
 
     @property
     def num_shown(self) -> int:
         """Chunks that it has shown."""
-        return len(self._shown)
+        return sum(map(len, self._shown.values()))
 
-    def show(self, keys: Keys, first: int, stop: int) -> list[Span]:
+    @property
+    def lots(self) -> list[Lot]:
+        """What it has shown, group by group, by position."""
+        return [
+            lot
+            for _, lots in sorted(self._lots.items())
+            for lot in sorted(lots, key=attrgetter("first"))
+        ]
+
+    def show(self, lot: Lot) -> list[Span]:
         """Note positions of a prompt; return those that are new to the request."""
-        new = self._shown.add(first, stop)
-        for span in new:
-            self.lots.append((keys, *span))
-            if len(self.lots) > 1:
-                before, start, end = self.lots[-2]
-                if before is keys and end == span[0]:
-                    self.lots[-2:] = [(keys, start, span[1])]
+        keys, group = lot.keys, lot.keys.group
+        shown = self._shown.get(group)
+        if shown is None:
+            shown = self._shown[group] = Spans()
+            self._lots[group] = []
+        new, lots = shown.add(lot.first, lot.stop), self._lots[group]
+        for first, stop in new:
+            is_next = lots and lots[-1].keys is keys and lots[-1].stop == first
+            lots.append(Lot(keys, lots.pop().first if is_next else first, stop))
         return new
 
     def list(self, chunks: Chunks) -> None:
@@ -107,7 +123,13 @@ class RequestAccess:
         if ranked and ranked[-1].position > chunks.position:
             self.is_sorted = False
         ranked.append(chunks)
+        self.groups.add(chunks.extent.keys.group)
+
+    def rank_anew(self, rank: int) -> None:
+        """Begin its list of ranked chunks anew, with a rank."""
+        self.rank, self.ranked, self.groups = rank, [], set()
+        self.is_sorted = self.is_settled = True
 
     def forget(self) -> None:
         """Forget the chunks that an ended request has shown; its rank stays."""
-        self.lots, self._shown = [], Spans()
+        self._lots, self._shown = {}, {}

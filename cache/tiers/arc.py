@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cache.errors import require
+from cache.tiers.places import column_of, in_order_of_tokens
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
     from cache.tiers.access import RequestAccess
     from cache.tiers.extents import Chunks, Extent, ExtentIndex
-    from cache.tiers.places import Ints, Keys, Span
+    from cache.tiers.places import Ints, Lot
 
 Numbers = OrderedDict[int, int]
 """Chunks by number, and their runs, in order."""
@@ -56,11 +59,9 @@ class ARCTierPolicy(TierPolicy):
             self._target,
         )
 
-    def store_missed(
-        self, keys: Keys, spans: Sequence[Span], access: RequestAccess
-    ) -> None:
+    def store_missed(self, lots: Sequence[Lot], access: RequestAccess) -> None:
         once, again = self._once_ghosts, self._again_ghosts
-        missed = [key for span in spans for key in keys.numbers(*span)]
+        missed = [key for lot in lots for key in lot.numbers()]
         new = [key for key in missed if key not in access.missed]
         access.missed.update(new)
         for key in reversed(new):
@@ -88,7 +89,7 @@ class ARCTierPolicy(TierPolicy):
 
     def finished(self, chunks: Sequence[Chunks], access: RequestAccess) -> None:
         once, again, reused = self._once, self._again, access.reused
-        for key in reversed(_keys_of(chunks)):
+        for key in _last_first(chunks):
             if key in reused:
                 if key in once:
                     again[key] = once.pop(key)
@@ -150,6 +151,20 @@ class ARCTierPolicy(TierPolicy):
 
 def _keys_of(chunks: Sequence[Chunks]) -> list[int]:
     return [key for each in chunks for key in each.extent.numbers()]
+
+
+def _last_first(chunks: Sequence[Chunks]) -> list[int]:
+    """Return the chunks of an ended request from its tail on."""
+    keys = _keys_of(chunks)
+    if len({extent.keys.group for extent, _ in chunks}) < 2:
+        return keys[::-1]
+    groups = [extent.keys.group for extent, _ in chunks for _ in range(len(extent))]
+    ends = [
+        np.arange(position + 1, position + 1 + len(extent)) * extent.keys.chunk_tokens
+        for extent, position in chunks
+    ]
+    order = in_order_of_tokens(groups, column_of(ends), is_settled=True)
+    return [keys[place] for place in order.tolist()]
 
 
 def _runs_of(chunks: Sequence[Chunks]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from cache.tiers.arc import ARCTierPolicy
 from cache.tiers.extents import Chunks, Extent, ExtentIndex, Hold, Part
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
-from cache.tiers.places import NO_INTS, column_of, gaps_of
+from cache.tiers.places import NO_INTS, Lot, column_of, gaps_of
 from cache.tiers.sessions import KeepTTL, NextUse, PinShared, SessionEnd
 
 if TYPE_CHECKING:
@@ -50,12 +49,17 @@ class LookupResult(Enum):
 class PreparedStore(NamedTuple):
     """The chunks of an offered store that the tier accepts."""
 
-    spans: list[Span]
-    """Positions of the chunks to write, ascending."""
+    lots: list[Lot]
+    """The chunks to write, in the order in which they were offered."""
     hold: Hold
     """These chunks, to be handed to `CPUTier.complete_store`."""
     evicted_ids: Ints
     """Places of the chunks that were evicted for them, in order of eviction."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Positions of the chunks to write."""
+        return [lot.span for lot in self.lots]
 
     @property
     def chunk_ids(self) -> Ints:
@@ -192,21 +196,58 @@ class CPUTier:
             is_ready &= not part.extent.is_written
         return found - first, is_ready
 
+    def last_window(
+        self, keys: Keys, first: int, stop: int, num_chunks: int, num_at_end: int
+    ) -> tuple[int, bool]:
+        """Return where the last window ends that is there, from `first` on.
+
+        Like `longest_prefix` it counts as no use of the chunks.
+
+        Parameters
+        ----------
+        keys, first, stop
+            A prompt, from which position on, and before which.
+        num_chunks, num_at_end
+            Chunks in a row that a window needs, and one that ends before `stop`.
+
+        Returns
+        -------
+        (int, bool)
+            The chunks behind `first` up to the end of the window; those that are there
+            from `first` on, where no window is; and whether none of it is being
+            written.
+        """
+        needed, at = num_at_end, stop
+        num_found, is_ready = 0, True
+        for part in reversed(self._index.parts(keys, first, stop)):
+            position, end = part.span
+            if end < at:
+                needed, num_found, is_ready = num_chunks, 0, True
+            is_ready &= not part.extent.is_written
+            num_missing = needed - num_found
+            if end - position >= num_missing:
+                return end - num_missing + needed - first, is_ready
+            num_found += end - position
+            at = position
+        return (0, True) if at > first else (num_found, is_ready)
+
     # -- loading --------------------------------------------------------------
 
     def prepare_load(
         self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> Hold:
+        """Do as `load`, with chunks from one position on and before another one."""
+        return self.load([Lot(keys, first, _end(keys, stop))], access)
+
+    def load(self, lots: Sequence[Lot], access: RequestAccess) -> Hold:
         """Hold chunks for a job that reads them.
 
         Parameters
         ----------
-        keys
-            The prompt of a request.
+        lots
+            Of the prompt of a request.
         access
             Of the request.
-        first, stop
-            Position of the first chunk, and behind the last one.
 
         Raises
         ------
@@ -214,24 +255,22 @@ class CPUTier:
             If one is not there, or the request has ended; nothing changes.
         """
         _refuse_ended(access)
-        stop = _end(keys, stop)
-        parts = self._index.parts(keys, first, stop)
-        at = first
-        for part in parts:
-            if part.position > at or part.extent.is_written:
-                break
-            at += part.stop - part.first
-        if at < stop:
-            raise CacheError(
-                f"chunk {at} of a prompt cannot be loaded: it is not there; look it up "
-                f"first"
-            )
-        new = access.show(keys, first, stop)
-        chunks, seen = self._cut(parts, new)
+        found = [self._index.parts(*lot) for lot in lots]
+        for lot, parts in zip(lots, found, strict=True):
+            _require_all(lot, parts)
+        chunks: list[Chunks] = []
+        seen: list[Chunks] = []
+        is_new = False
+        for lot, parts in zip(lots, found, strict=True):
+            new = access.show(lot)
+            is_new |= bool(new)
+            own, own_seen = self._cut(parts, new)
+            chunks += own
+            seen += own_seen if new else ()
         read = [extent for extent, _ in chunks]
         hold = Hold(read, column_of([extent.ids for extent in read]))
         self._begin_reading(hold)
-        if new:
+        if is_new:
             self.policy.accessed(seen, access)
         self.policy.reused(chunks, access)
         return hold
@@ -278,15 +317,19 @@ class CPUTier:
     def prepare_store(
         self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> PreparedStore | None:
-        """Offer a lot; return what is to be written, None if there is no room for it.
+        """Do as `offer`, with chunks from one position on and before another one."""
+        return self.offer([Lot(keys, first, _end(keys, stop))], access)
 
-        A lot is taken as a whole or not at all. What it says of the request's use of
+    def offer(self, lots: Sequence[Lot], access: RequestAccess) -> PreparedStore | None:
+        """Offer lots; return what is to be written, None if there is no room for it.
+
+        They are taken as a whole or not at all. What they say of the request's use of
         chunks is noted either way.
 
         Parameters
         ----------
-        keys, access, first, stop
-            See `prepare_load`.
+        lots, access
+            See `load`.
 
         Raises
         ------
@@ -294,22 +337,32 @@ class CPUTier:
             If the request has ended; nothing changes.
         """
         _refuse_ended(access)
-        stop = _end(keys, stop)
-        missing = noted = [(first, stop)]
-        ready: list[Part] = []
-        if parts := self._index.parts(keys, first, stop):
-            missing = gaps_of([each.span for each in parts], first, stop)
-            ready = [each for each in parts if not each.extent.is_written]
+        found = [self._index.parts(*lot) for lot in lots]
+        missing = [
+            Lot(lot.keys, *gap)
+            for lot, parts in zip(lots, found, strict=True)
+            for gap in gaps_of([each.span for each in parts], *lot.span)
+        ]
         if self._offers is not None:
-            missing = self._often_offered(keys.numbers(first, stop), first, missing)
-        if len(ready) < len(parts) or self._offers is not None:
-            noted = sorted([*missing, *[each.span for each in ready]])
-        new = [span for each in noted for span in access.show(keys, *each)]
-        present, seen = self._cut(ready, new)
-        num_missing = sum(end - start for start, end in missing)
+            missing = self._often_offered(lots, missing)
+        present: list[Chunks] = []
+        seen: list[Chunks] = []
+        is_new = False
+        for lot, parts in zip(lots, found, strict=True):
+            ready = [each for each in parts if not each.extent.is_written]
+            noted = [lot.span]
+            if len(ready) < len(parts) or self._offers is not None:
+                own = [each.span for each in missing if _is_in(each, lot)]
+                noted = sorted([*own, *[each.span for each in ready]])
+            new = [span for each in noted for span in access.show(Lot(lot.keys, *each))]
+            is_new |= bool(new)
+            own_present, own_seen = self._cut(ready, new)
+            present += own_present
+            seen += own_seen if new else ()
+        num_missing = sum([lot.num_chunks for lot in missing])
         if num_missing:
-            self.policy.store_missed(keys, missing, access)
-        if new:
+            self.policy.store_missed(missing, access)
+        if is_new:
             self.policy.accessed(seen, access)
         if present:
             self.policy.reused(present, access)
@@ -324,14 +377,14 @@ class CPUTier:
                 return None
         hold.chunk_ids = ids = self._take_places(num_missing)
         stored: list[Chunks] = []
-        for start, end in missing:
-            extent = Extent(keys, start, end, ids[: end - start])
-            ids = ids[end - start :]
+        for lot in missing:
+            extent = Extent(*lot, ids[: lot.num_chunks])
+            ids = ids[lot.num_chunks :]
             extent.is_written = True
             extent.holds.append(hold)
             hold.extents.append(extent)
             self._index.add(extent)
-            stored.append(Chunks(extent, start))
+            stored.append(Chunks(extent, lot.first))
         self._num_used += num_missing
         self._num_writing += num_missing
         self.policy.inserted(stored, access)
@@ -369,21 +422,19 @@ class CPUTier:
         ]
         return present, seen
 
-    def _often_offered(
-        self, offered: list[int], first: int, missing: list[Span]
-    ) -> list[Span]:
-        """Count the offers of a lot; say of what is missing there were enough."""
+    def _often_offered(self, lots: Sequence[Lot], missing: Sequence[Lot]) -> list[Lot]:
+        """Count the offers of lots; say of what is missing there were enough."""
         assert self._offers is not None
-        self._offers.add(offered)
-        often: list[Span] = []
-        for start, end in missing:
-            for at in range(start, end):
-                if self._offers[offered[at - first]] < self._threshold:
+        self._offers.add([number for lot in lots for number in lot.numbers()])
+        often: list[Lot] = []
+        for lot in missing:
+            for at, number in enumerate(lot.numbers(), lot.first):
+                if self._offers[number] < self._threshold:
                     self.num_stores_skipped += 1
-                elif often and often[-1][1] == at:
-                    often[-1] = often[-1][0], at + 1
+                elif often and often[-1].keys is lot.keys and often[-1].stop == at:
+                    often[-1] = Lot(lot.keys, often[-1].first, at + 1)
                 else:
-                    often.append((at, at + 1))
+                    often.append(Lot(lot.keys, at, at + 1))
         return often
 
     def _make_room(self, num_chunks: int, lot: list[Chunks]) -> Ints:
@@ -440,8 +491,8 @@ class CPUTier:
             access.is_finished = True
             if not self.policy.settles(access):
                 shown: list[Chunks] = []
-                for keys, first, stop in sorted(access.lots, key=itemgetter(1)):
-                    shown += self._cut(self._index.parts(keys, first, stop), ())[0]
+                for lot in access.lots:
+                    shown += self._cut(self._index.parts(*lot), ())[0]
                 self.policy.finished(shown, access)
             access.forget()
 
@@ -487,6 +538,24 @@ class CPUTier:
 def _refuse_ended(access: RequestAccess) -> None:
     if access.is_finished:
         raise CacheError("the request has ended; a tier sees it no more")
+
+
+def _require_all(lot: Lot, parts: Sequence[Part]) -> None:
+    """Refuse to load what is not there."""
+    at = lot.first
+    for part in parts:
+        if part.position > at or part.extent.is_written:
+            break
+        at += part.stop - part.first
+    if at < lot.stop:
+        raise CacheError(
+            f"chunk {at} of a prompt cannot be loaded: it is not there; look it up "
+            f"first"
+        )
+
+
+def _is_in(part: Lot, lot: Lot) -> bool:
+    return part.keys is lot.keys and lot.first <= part.first < lot.stop
 
 
 def _end(keys: Keys, stop: int | None) -> int:

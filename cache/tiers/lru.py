@@ -6,8 +6,10 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cache.errors import require
-from cache.tiers.places import column_of
+from cache.tiers.places import column_of, in_order_of_tokens
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ class LRUTierPolicy(TierPolicy):
     def _move(self, chunks: Sequence[Chunks], access: RequestAccess, rank: int) -> None:
         """Rank a request anew, with these chunks, which stand by position."""
         self._unlist(access)
-        access.rank, access.ranked, access.is_sorted = rank, [], True
+        access.rank_anew(rank)
         self._take_over(chunks, access)
 
     def evict(self, num_chunks: int, index: ExtentIndex) -> Ints:
@@ -107,7 +109,7 @@ class LRUTierPolicy(TierPolicy):
         self, ranked: Iterable[RequestAccess], num_chunks: int, index: ExtentIndex
     ) -> Ints:
         """Give up chunks of these requests, which stand by rank, and have as many."""
-        chosen: list[Extent] = []
+        chosen: list[Ints] = []
         emptied: list[RequestAccess] = []
         for access in ranked:
             num_chunks -= self._take(chosen, num_chunks, access, index)
@@ -121,11 +123,11 @@ class LRUTierPolicy(TierPolicy):
             last = bisect_left(self._ranks, emptied[-1].rank) + 1
             ranks = self._ranks[:last]
             self._ranks[:last] = [rank for rank in ranks if rank in self._lists]
-        return column_of([extent.ids[::-1] for extent in chosen])
+        return column_of(chosen)
 
     def _take(
         self,
-        chosen: list[Extent],
+        chosen: list[Ints],
         num_chunks: int,
         access: RequestAccess,
         index: ExtentIndex,
@@ -137,10 +139,59 @@ class LRUTierPolicy(TierPolicy):
         int
             How many.
         """
+        if len(access.groups) > 1:
+            return self._take_of_groups(chosen, num_chunks, access, index)
         ranked = access.ranked
         if not access.is_sorted:
             ranked.sort(key=_position)
             access.is_sorted = True
+        return self._take_last(chosen, num_chunks, ranked, access, index)
+
+    def _take_of_groups(
+        self,
+        chosen: list[Ints],
+        num_chunks: int,
+        access: RequestAccess,
+        index: ExtentIndex,
+    ) -> int:
+        """Do as `_take`, with the groups' chunks in the order of their tokens."""
+        by_group: dict[int, list[Chunks]] = {}
+        for chunks in access.ranked:
+            if chunks.extent.owner is access:
+                by_group.setdefault(chunks.extent.keys.group, []).append(chunks)
+        ends: list[Ints] = []
+        groups: list[int] = []
+        for group, own in by_group.items():
+            own.sort(key=_position)
+            last = _last_ends(own, num_chunks)
+            ends += last
+            groups += [group] * sum(map(len, last))
+        order = in_order_of_tokens(
+            groups, column_of(ends), is_settled=access.is_settled
+        )[:num_chunks]
+        taken = np.asarray(groups)[order]
+        ids = np.empty(len(order), np.int64)
+        for group, own in by_group.items():
+            places = np.flatnonzero(taken == group)
+            if len(places):
+                of_group: list[Ints] = []
+                self._take_last(of_group, len(places), own, access, index)
+                ids[places] = column_of(of_group)
+        access.ranked = [chunks for own in by_group.values() for chunks in own]
+        access.groups = {group for group, own in by_group.items() if own}
+        access.is_sorted = False
+        chosen.append(ids)
+        return len(ids)
+
+    @staticmethod
+    def _take_last(
+        chosen: list[Ints],
+        num_chunks: int,
+        ranked: list[Chunks],
+        access: RequestAccess,
+        index: ExtentIndex,
+    ) -> int:
+        """Choose the last ones of a list that stands by position."""
         kept: list[Chunks] = []
         num_missing = num_chunks
         while ranked and num_missing:
@@ -156,7 +207,7 @@ class LRUTierPolicy(TierPolicy):
                 extent.owner = None
             else:
                 ranked.append(chunks)
-            chosen.append(gone)
+            chosen.append(gone.ids[::-1])
             num_missing -= len(gone)
         ranked += reversed(kept)
         return num_chunks - num_missing
@@ -177,6 +228,20 @@ class LRUTierPolicy(TierPolicy):
             ranked == set(extents),
             "tier: a chunk is not listed by the request that it belongs to",
         )
+
+
+def _last_ends(ranked: Sequence[Chunks], num_chunks: int) -> list[Ints]:
+    """Return the tokens that the last free chunks end before, the last chunk first."""
+    ends: list[Ints] = []
+    for extent, position in reversed(ranked):
+        if not num_chunks:
+            break
+        if not extent.holds:
+            stop = position + len(extent)
+            number = min(len(extent), num_chunks)
+            ends.append(np.arange(stop, stop - number, -1) * extent.keys.chunk_tokens)
+            num_chunks -= number
+    return ends
 
 
 def _owner(extent: Extent) -> Owner:

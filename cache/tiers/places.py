@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from cache.hashing import group_salt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +47,10 @@ class Keys:
         Key of each run that a chunk ends in.
     starts
         Position of the first chunk of each, and behind the last one.
+    group
+        KV cache group of its layers; the same tokens have other runs in another one.
+    chunk_tokens
+        Tokens of a chunk, which set positions of several groups in order.
 
     Attributes
     ----------
@@ -52,11 +58,15 @@ class Keys:
         Which run a key is.
     """
 
-    __slots__ = ("pieces", "runs", "starts")
+    __slots__ = ("chunk_tokens", "group", "pieces", "runs", "starts")
 
-    def __init__(self, runs: list[int], starts: list[int]) -> None:
+    def __init__(
+        self, runs: list[int], starts: list[int], group: int = 0, chunk_tokens: int = 1
+    ) -> None:
         self.runs = runs
         self.starts = starts
+        self.group = group
+        self.chunk_tokens = chunk_tokens
         self.pieces = dict(zip(runs, range(len(runs)), strict=True))
 
     @classmethod
@@ -65,21 +75,33 @@ class Keys:
         return cls([*keys], [*range(first, first + len(keys) + 1)])
 
     @classmethod
-    def of_runs(cls, runs: BlockRuns, num_chunks: int, size: int) -> Keys:
-        """Return the chunks of so many blocks of a prompt."""
+    def of_runs(
+        cls,
+        runs: BlockRuns,
+        num_chunks: int,
+        size: int,
+        *,
+        group: int = 0,
+        block_size: int = 1,
+    ) -> Keys:
+        """Return the chunks of so many blocks of a prompt, in a group."""
         if num_chunks:
             runs.cover(num_chunks * size)
+        own, ends = runs.keys, runs.ends
+        if salt := group_salt(group):
+            own = [key ^ salt for key in own]
         if size == 1:
-            last = bisect_left(runs.ends, num_chunks)
-            return cls(runs.keys[: last + 1], [0, *runs.ends[:last], num_chunks])
+            last = bisect_left(ends, num_chunks)
+            starts = [0, *ends[:last], num_chunks]
+            return cls(own[: last + 1], starts, group, block_size)
         ids: list[int] = []
         starts = [0]
-        for run, end in zip(runs.keys, runs.ends, strict=True):
+        for run, end in zip(own, ends, strict=True):
             stop = min(end // size, num_chunks)
             if stop > starts[-1]:
                 ids.append(run)
                 starts.append(stop)
-        return cls(ids, starts)
+        return cls(ids, starts, group, size * block_size)
 
     @property
     def stop(self) -> int:
@@ -125,6 +147,55 @@ class Keys:
 
 
 NO_KEYS = Keys([], [0])
+
+
+class Lot(NamedTuple):
+    """Successive chunks of a prompt, in one group.
+
+    Attributes
+    ----------
+    keys
+        The prompt.
+    first, stop
+        From which position on, and before which.
+    """
+
+    keys: Keys
+    first: int
+    stop: int
+
+    @property
+    def num_chunks(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def span(self) -> Span:
+        return self.first, self.stop
+
+    def numbers(self) -> list[int]:
+        """Return each chunk as a number."""
+        return self.keys.numbers(self.first, self.stop)
+
+
+def in_order_of_tokens(
+    groups: Sequence[int], ends: Ints, *, is_settled: bool
+) -> npt.NDArray[np.intp]:
+    """Return the order in which chunks of several groups are evicted, as indices.
+
+    The tail of the prompt goes first. Where chunks of two groups end at the same token,
+    that of the later group does if the request has ended, of the earlier one if not:
+    the release settles an ended request from head to tail, group by group, and compares
+    keys, which end with the group, of one that has not.
+
+    Parameters
+    ----------
+    groups, ends
+        Of each chunk: its group, and the token that it ends before.
+    is_settled
+        Whether the request has ended.
+    """
+    numbers = np.asarray(groups)
+    return np.lexsort((-numbers if is_settled else numbers, -ends))
 
 
 class Spans:

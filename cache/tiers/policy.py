@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from cache.tiers.access import RequestAccess
     from cache.tiers.extents import Chunks, Extent, ExtentIndex
-    from cache.tiers.places import Ints, Keys, Span
+    from cache.tiers.places import Ints, Lot
 
 
 class TierPolicy(ABC):
@@ -40,7 +40,7 @@ class TierPolicy(ABC):
         self.capacity = capacity
 
     def store_missed(  # noqa: B027 - most do not care
-        self, keys: Keys, spans: Sequence[Span], access: RequestAccess
+        self, lots: Sequence[Lot], access: RequestAccess
     ) -> None:
         """Note the chunks that a request will store, before there is room for them."""
 
@@ -79,7 +79,7 @@ class TierPolicy(ABC):
         Parameters
         ----------
         chunks
-            By their position in the request.
+            Group by group, by their position in the request.
         access
             The request.
         """

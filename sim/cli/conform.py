@@ -87,10 +87,10 @@ def conform(
     ):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
-    if offload and (groups or speculative):
+    if offload and (speculative or (groups and pairs)):
         raise ConfigError(
-            "--offload draws engines with one group of layers and without drafts; give "
-            "it without --groups and --speculative"
+            "--offload draws engines without drafts, and pairs with one group of "
+            "layers; give it without --speculative, and one of --groups and --pairs"
         )
     drawn = (groups, async_scheduling, speculative, offload, pairs)
     if engine == "sglang" and any(drawn):
@@ -317,7 +317,10 @@ def _drawn(
         from sim.studies.conformance.random_group_pairs import (
             random_group_pools_workload,
         )
-        from sim.studies.conformance.random_offload import random_offload_workload
+        from sim.studies.conformance.random_offload import (
+            random_group_offload_workload,
+            random_offload_workload,
+        )
         from sim.studies.conformance.random_pairs import (
             random_pair_workload,
             random_pools_workload,
@@ -325,7 +328,9 @@ def _drawn(
 
         connected: Any = random_pair_workload
         if not pairs:
-            connected = random_offload_workload
+            connected = (
+                random_group_offload_workload if groups else random_offload_workload
+            )
         elif groups:
             connected = random_group_pools_workload
         elif pools:

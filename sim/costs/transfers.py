@@ -21,8 +21,8 @@ outlasts the step, where both slow each other down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
 
 from cache.v1.specs import MambaSpec
 from sim.costs.parts import Memo
@@ -30,6 +30,8 @@ from sim.costs.rates.widths import ESTIMATE, Width, wider
 from sim.scheduler.generation import KvLayout, SwapVariant
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cache.v1.specs import KVCacheLayout
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -97,6 +99,14 @@ class Transfer(Protocol):
         ...
 
 
+class JobTransfer(Protocol):
+    """The price of moving blocks of several KV cache groups in one direction."""
+
+    def at(self, num_by_group: Sequence[int]) -> tuple[Moved, bool]:
+        """Return the price of a job, and whether a kernel moves it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pages:
     """How a block lies in memory on one rank."""
@@ -148,6 +158,17 @@ def pages_by_group(layout: KVCacheLayout) -> tuple[Pages, ...]:
         if isinstance(group.spec, MambaSpec)
         else Pages(max(length, shared), group.bytes_per_block / length)
         for group, length in zip(layout.groups, lengths, strict=True)
+    )
+
+
+def pages_by_offloaded_group(layout: KVCacheLayout) -> tuple[Pages, ...]:
+    """Return how a block of each KV cache group is copied to a CPU tier.
+
+    Only its own layers are, in contrast to `pages_by_group`.
+    """
+    return tuple(
+        Pages(len(group.layer_names), group.bytes_per_block / len(group.layer_names))
+        for group in layout.groups
     )
 
 
@@ -240,6 +261,69 @@ class PerBlock:
 
     def at(self, num_blocks: int) -> Moved:
         return Moved(self.block_s * num_blocks, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OneGroupTransfer:
+    """Blocks of the only KV cache group."""
+
+    whole: Transfer
+
+    def at(self, num_by_group: Sequence[int]) -> tuple[Moved, bool]:
+        """See `JobTransfer.at`."""
+        (number,) = num_by_group
+        return self.whole.at(number), goes_by_kernel(self.whole, number)
+
+
+class GroupTransfer:
+    """Blocks of several KV cache groups in one transfer.
+
+    A block of a group is a page for each of its layers, without padding; all pages of a
+    transfer are descriptors of one call.
+
+    Parameters
+    ----------
+    whole
+        The price of blocks of one group.
+    groups
+        How a block of each group lies in memory on one rank.
+
+    Notes
+    -----
+    Source: vLLM 0.33,
+    ``vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py``
+    (`register_kv_caches`).
+    """
+
+    def __init__(self, whole: Transfer, groups: Sequence[Pages]) -> None:
+        self._whole = whole
+        self._groups = groups
+
+    def at(self, num_by_group: Sequence[int]) -> tuple[Moved, bool]:
+        """Return the price of so many blocks of each group, and if a kernel moves them.
+
+        At least one block of some group.
+        """
+        pairs = list(zip(num_by_group, self._groups, strict=True))
+        num_pages = sum(number * pages.per_block for number, pages in pairs)
+        num_bytes = sum(number * pages.block_bytes for number, pages in pairs)
+        if isinstance(self._whole, PerBlock):
+            return self._whole.at(sum(num_by_group)), False
+        way = _of_pages(self._whole, num_bytes / num_pages)
+        return way.at(num_pages), goes_by_kernel(way, num_pages)
+
+
+def _of_pages(transfer: Any, page_bytes: float) -> Any:
+    """Return a transfer whose blocks are single pages of a size."""
+    if isinstance(transfer, LinkTransfer):
+        return replace(transfer, block_bytes=page_bytes)
+    parts = {}
+    if isinstance(transfer, ByPageSize):
+        parts = {
+            name: _of_pages(getattr(transfer, name), page_bytes)
+            for name in ("small", "other")
+        }
+    return replace(transfer, pages=Pages(1, page_bytes), **parts)
 
 
 def goes_by_kernel(transfer: Transfer, num_blocks: int) -> bool:

@@ -7,7 +7,6 @@ from math import ceil, inf, nan
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sim.costs.pricing import batch_total_of
-from sim.costs.transfers import goes_by_kernel
 from sim.engine.beside import ReportedSteps, nothing
 from sim.engine.links import Copy, Link
 from sim.scheduler.batch import EMPTY_SHAPE
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
-    from sim.costs.transfers import Moved, Transfer
+    from sim.costs.transfers import JobTransfer, Moved
     from sim.engine.links import LinkRules
     from sim.results.recording.step_log import StepLog
     from sim.results.recording.transfers import TransferLog
@@ -42,15 +41,15 @@ class Worker:
     Parameters
     ----------
     load, store
-        The price of a job alone, each way.
+        The price of a job alone, each way, by its blocks of each KV cache group.
     rules
         How jobs share the link, and the GPU with steps.
     fails
         Which loads fail.
     """
 
-    load: Transfer
-    store: Transfer
+    load: JobTransfer
+    store: JobTransfer
     rules: LinkRules
     fails: FailsLoad | None = None
 
@@ -118,8 +117,8 @@ class OffloadedSteps(ReportedSteps):
         self._loads: list[TransferJob] = []  # the same, when its step has ended
         self._polled: list[Copy] = []  # to be reported when the step ends
         self._bad_blocks: dict[int, int] = {}  # by job
-        # By direction and blocks: its seconds, and by what.
-        self._prices: dict[tuple[bool, int], tuple[Moved, bool]] = {}
+        # By direction and blocks of each group: its seconds, and if by a kernel.
+        self._prices: dict[tuple[bool, *tuple[int, ...]], tuple[Moved, bool]] = {}
         self._formed_s = self._end_s = 0.0  # of the latest step
         self._behind: TierHierarchy | None = scheduler.connector.offloading.behind
         self._has_news = False  # from behind, that no call has seen
@@ -187,7 +186,7 @@ class OffloadedSteps(ReportedSteps):
         self.report(now_s)
         if has_ended:
             self.scheduler.now_s = now_s
-            self.scheduler.form_nothing()
+            self.scheduler.form_between()
         return True
 
     def batch_total(self, *shape: int) -> float:
@@ -256,12 +255,11 @@ class OffloadedSteps(ReportedSteps):
 
     def _submit(self, job: TransferJob, called_s: float) -> float:
         """Let a job begin that the host asks for then; return when its call ends."""
-        is_store, num_blocks = job.kind is JobKind.STORE, len(job.block_ids)
-        price = self._prices.get((is_store, num_blocks))
+        is_store, blocks = job.kind is JobKind.STORE, job.num_by_group
+        price = self._prices.get((is_store, *blocks))
         if price is None:
             way = self.worker.store if is_store else self.worker.load
-            price = way.at(num_blocks), goes_by_kernel(way, num_blocks)
-            self._prices[is_store, num_blocks] = price
+            price = self._prices[is_store, *blocks] = way.at(blocks)
         moved, by_kernel = price
         self.link.follow(called_s + moved.begin_s)
         self.link.submit(Copy(job, moved.copy_s, by_kernel=by_kernel))

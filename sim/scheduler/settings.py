@@ -90,6 +90,14 @@ class CacheConfig:
             self.num_gpu_blocks, self.block_size, self.sliding_window
         )
 
+    @property
+    def retention_interval(self) -> int | None:
+        """The interval of windows and states that layers of a layout have.
+
+        A lone window given by hand is kept whole, as before there were intervals.
+        """
+        return None if self.layout is None else self.prefix_cache_retention_interval
+
 
 def at_least(least: int, **values: float | None) -> None:
     """Refuse numbers below a bound; None is no number.

@@ -14,8 +14,11 @@ from sim.config.plug import build
 from sim.costs.transfers import (
     KERNEL_BOTH_WAYS_SHARE,
     KERNEL_STEP_FACTOR,
+    GroupTransfer,
     LinkTransfer,
+    OneGroupTransfer,
     Swapping,
+    pages_by_offloaded_group,
 )
 from sim.engine.links import LinkRules
 from sim.engine.offloading import OffloadedSteps, Worker
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from sim.config.offloading import ConnectorExtraTable
     from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
-    from sim.costs.transfers import Transfer
+    from sim.costs.transfers import JobTransfer, Transfer
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.recording.transfers import OffloadRecorder
@@ -78,7 +81,8 @@ def offload_settings(
             f"{block_bytes * size / _GIB:.3g} GiB over all GPUs, got "
             f"{num_bytes / _GIB:.3g} GiB; raise it"
         )
-    token_bytes = max(capacity.block_bytes // engine.block_size, 1)
+    sizes = _group_bytes(engine, capacity)
+    token_bytes = max(sum(own // size for own, size in sizes), 1)
     return OffloadSettings(
         num_chunks=num_chunks,
         blocks_per_chunk=size,
@@ -185,6 +189,18 @@ def copied_bytes(
     return capacity.block_bytes * num_copies
 
 
+def _group_bytes(
+    engine: EngineConfig, capacity: CapacityEstimate
+) -> list[tuple[int, int]]:
+    """Return the bytes of a block of each KV cache group on a GPU, and its tokens."""
+    if capacity.plan is None or len(capacity.plan.layout.groups) == 1:
+        return [(capacity.block_bytes, engine.block_size)]
+    return [
+        (group.bytes_per_block, group.spec.block_size)
+        for group in capacity.plan.layout.groups
+    ]
+
+
 def _rate(engine: EngineConfig, way: str) -> float | None:
     link = engine.kv_offloading_link or OffloadingLinkTable()
     rate: float | None = getattr(link, f"{way}_bytes_per_s")
@@ -208,7 +224,15 @@ def make_worker(
     link = engine.kv_offloading_link or OffloadingLinkTable()
     swapping = _swapping_of(cost_model)
 
-    def way(name: str) -> Transfer:
+    layout = None if capacity.plan is None else capacity.plan.layout
+
+    def way(name: str) -> JobTransfer:
+        whole = way_of_blocks(name)
+        if layout is None or len(layout.groups) == 1:
+            return OneGroupTransfer(whole)
+        return GroupTransfer(whole, pages_by_offloaded_group(layout))
+
+    def way_of_blocks(name: str) -> Transfer:
         rate = _rate(engine, name)
         if rate:
             return LinkTransfer(capacity.block_bytes, rate, link.latency_s)
@@ -228,6 +252,12 @@ def make_worker(
         kernel_step_factor=KERNEL_STEP_FACTOR,
     )
     rate = link.load_failure_rate
+    if rate and layout is not None and len(layout.groups) > 1:
+        raise ConfigError(
+            f"engine.kv_offloading_link.load_failure_rate: vLLM 0.33 ends where a load "
+            f"of a model with several KV cache groups fails (_handle_invalid_blocks in "
+            f"vllm/v1/core/sched/scheduler.py), got {rate}; leave it out"
+        )
     fails = _Failures(config.seed, rate, place) if rate else None
     return Worker(way("load"), way("store"), rules, fails)
 
@@ -280,13 +310,14 @@ def transfer_log(
 ) -> TransferLog:
     """Return the log of copies."""
     tier = scheduler.connector.offloading.tier
-    num_bytes = capacity.block_bytes * engine.tensor_parallel_size
+    num_gpus = engine.tensor_parallel_size
+    sizes = _group_bytes(engine, capacity)
     table = engine.kv_transfer_config or KVTransferTable()
     extra, behind = table.extra, scheduler.connector.offloading.behind
     return TransferLog(
         tier.num_chunks,
-        num_bytes,
-        engine.block_size,
+        [num_bytes * num_gpus for num_bytes, _ in sizes],
+        [num_tokens for _, num_tokens in sizes],
         _blocks_per_chunk(engine, extra.blocks_per_chunk, extra.block_size),
         None if behind is None else behind.tiers,
     )

@@ -186,7 +186,7 @@ class PairFleet(Fleet):
         pool, worker = self._owners[place], tier.worker
         block_bytes = pool.capacity.block_bytes * pool.engine.tensor_parallel_size
         return {
-            way: _NUM_LARGE * block_bytes / transfer.at(_NUM_LARGE).copy_s
+            way: _NUM_LARGE * block_bytes / transfer.at([_NUM_LARGE])[0].copy_s
             for way, transfer in (("out", worker.store), ("in", worker.load))
         }
 

@@ -6,6 +6,7 @@
     python -m tests.identity.fuzz 2000 --from 5000 --keep-going
     python -m tests.identity.fuzz 2000 --groups   # models with several KV cache groups
     python -m tests.identity.fuzz 2000 --tiers    # a CPU tier behind the pool
+    python -m tests.identity.fuzz 2000 --groups --tiers  # both
     python -m tests.identity.fuzz 2000 --plain    # blocks are counted: nothing cached
     python -m tests.identity.fuzz 2000 --prefixes # one beginning, which steps read once
     python -m tests.identity.fuzz 2000 --fleets   # several engines behind a router
@@ -36,7 +37,7 @@ from tests.identity.random_configs import Case, draw_case, draw_plain_case
 from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_prefixes import draw_prefix_case
-from tests.identity.random_tiers import draw_tier_case
+from tests.identity.random_tiers import draw_group_tier_case, draw_tier_case
 from tests.identity.regimes import regimes_of
 from tests.identity.shrink import shrink
 
@@ -61,7 +62,9 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
     asked = parser.parse_args()
     draw, reference = draw_case, of_one_group
-    if asked.groups:
+    if asked.groups and asked.tiers:
+        draw, reference = draw_group_tier_case, of_groups
+    elif asked.groups:
         draw, reference = draw_group_case, of_groups
     elif asked.tiers:
         draw, reference = draw_tier_case, one_by_one

@@ -67,14 +67,15 @@ def _small_states() -> str:
     )
 
 
-def draw_group_case(seed: int) -> Case:
+def draw_group_case(seed: int, *, has_states: bool = True) -> Case:
     """Return `draw_case` of a seed with the layers of another model."""
     config, look = draw_case(seed)
     rng = Random(f"groups {seed}")
     engine = config.engine.model_dump(exclude_unset=True)
     for key in ("engine_version", "sliding_window", "evictor"):
         engine.pop(key, None)
-    model = rng.choice([_gpt_oss, _gpt_oss, _gemma, _llama, _states])
+    kinds = [_gpt_oss, _gpt_oss, _gemma, _llama, _states]
+    model = rng.choice(kinds if has_states else kinds[:-1])
     engine["model"] = model(rng)
     engine["block_size"] = rng.choice([16, 16, 32])
     caches = engine["enable_prefix_caching"] = rng.random() < 0.5

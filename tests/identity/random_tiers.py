@@ -7,10 +7,13 @@ from typing import Any
 
 from sim.config.tables import parse_config
 from tests.identity.random_configs import Case, draw_case
+from tests.identity.random_groups import draw_group_case
 
 MODEL = "meta-llama/Llama-3.1-8B"
 _TOKEN_BYTES = 2**17
 """Of `MODEL`."""
+_GROUP_TOKEN_BYTES = 2**15
+"""Of a group's layers, about, of the models of `tests.identity.random_groups`."""
 _UNKNOWN = ("admission", "engine_version", "sliding_window")
 
 
@@ -35,11 +38,44 @@ def draw_tier_case(seed: int) -> Case:
     return Case(parse_config(data), look)
 
 
-def draw_tier(rng: Random, block_size: int, num_gpu_blocks: int) -> dict[str, Any]:
-    """Return the keys of a tier behind a pool of `MODEL`."""
+def draw_group_tier_case(seed: int) -> Case:
+    """Return `draw_group_case` of a seed, without states, with a tier."""
+    rng = Random(f"group tiers {seed}")
+    config, look = draw_group_case(seed, has_states=False)
+    engine = config.engine.model_dump(exclude_unset=True)
+    engine.pop("admission", None)
+    engine["enable_prefix_caching"] = rng.random() < 0.85
+    engine["async_scheduling"] = rng.random() < 0.6
+    if engine["async_scheduling"]:
+        engine.pop("prefill_schedule_interval", None)
+    if not engine["enable_prefix_caching"]:
+        engine.pop("prefix_cache_retention_interval", None)
+    elif rng.random() < 0.4:
+        engine["prefix_cache_retention_interval"] = "dense"
+    tier = draw_tier(
+        *(rng, engine["block_size"], engine["num_gpu_blocks_override"]),
+        token_bytes=_GROUP_TOKEN_BYTES,
+    )
+    tier["kv_offloading_link"].pop("load_failure_rate", None)
+    if engine.get("prefix_cache_retention_interval") not in {None, "dense"}:
+        extra = tier["kv_transfer_config"]["kv_connector_extra_config"]
+        extra["blocks_per_chunk"] = 1
+    data = config.to_data()
+    data["engine"] = engine | tier
+    return Case(parse_config(data), look)
+
+
+def draw_tier(
+    rng: Random,
+    block_size: int,
+    num_gpu_blocks: int,
+    *,
+    token_bytes: int = _TOKEN_BYTES,
+) -> dict[str, Any]:
+    """Return the keys of a tier behind a pool of `MODEL`, or of more or fewer bytes."""
     num_chunks = round(num_gpu_blocks * rng.choice([0.3, 1, 3, 10]))
     size = rng.choice([1, 1, 1, 2, 4])
-    chunk_bytes = block_size * size * _TOKEN_BYTES
+    chunk_bytes = block_size * size * token_bytes
     return {
         "kv_offloading_size": (
             (max(num_chunks // size, 1) + 0.5) * max(chunk_bytes, 4096) / 2**30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,8 +19,11 @@ from tests.identity.random_configs import draw_case, draw_plain_case
 from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_prefixes import draw_prefix_case
-from tests.identity.random_tiers import draw_tier_case
+from tests.identity.random_tiers import draw_group_tier_case, draw_tier_case
 from tests.identity.regimes import regimes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NUM_CASES = 200
 GROUP = 20
@@ -206,6 +210,24 @@ def test_prefillers_and_decoders_may_run_as_far_as_others_let_them(
 def test_steps_that_end_together_end_behind_those_of_one_engine() -> None:
     """Where prompts of ranks that divide experts end as a decoder's step does."""
     assert_equal_paths(*draw_pair_case(64), of_groups)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param([*range(6), 17, 92, 446], id="quick"),
+        pytest.param(range(6, 90), id="6-89", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tier_may_stand_behind_several_groups(seeds: Sequence[int]) -> None:
+    """On the last three of the quick ones usage once differed where requests ended."""
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        compared = assert_equal_paths(*draw_group_tier_case(seed), of_groups)
+        reached.update(regimes_of(compared))
+        reached[compared.chosen.path] += 1
+    for name in ("loads", "hits", "fast"):
+        assert reached[name] >= 2, (name, reached)
 
 
 @pytest.mark.parametrize("seed", [850, 139, 143, 364])

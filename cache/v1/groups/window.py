@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cache.v1.groups.base import Get, GroupManager
-from cache.v1.sliding_window import SlidingWindow
+from cache.v1.sliding_window import SlidingWindow, WindowTails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +49,12 @@ class SlidingWindowManager(GroupManager):
         self.reach = spec.sliding_window - 1
         # At least one: without look-back every single block is a hit.
         self._num_needed = max(self.window.num_blocks_for_hit, 1)
-        # Behind a hit lies the block that it loses.
-        self._num_behind = int(terms.drops_eagle_block)
-        num_kept = max(self.window.num_blocks_for_hit + self._num_behind, 1)
-        self._num_kept = num_kept
-        interval = terms.retention_interval
-        segment = terms.hit_alignment if interval is None else interval
-        self._num_per_segment = segment // spec.block_size
-        self._keeps_all = 0 < self._num_per_segment <= num_kept
+        self._tails = WindowTails(
+            self.window,
+            alignment=terms.hit_alignment,
+            interval=terms.retention_interval,
+            num_behind=int(terms.drops_eagle_block),
+        )
 
     def num_passed_tokens(self, num_computed_tokens: int) -> int:
         num_tokens = num_computed_tokens - self.reach
@@ -66,24 +64,7 @@ class SlidingWindowManager(GroupManager):
         return {self.reach % self.block_size}
 
     def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
-        if self._keeps_all:
-            return range(first, stop)
-        kept: set[int] = set()
-        num_kept, num_per_segment = self._num_kept, self._num_per_segment
-        shift = self._num_behind
-        if num_per_segment:
-            least = num_per_segment - num_kept
-            kept.update(
-                i
-                for i in range(max(first, shift), stop)
-                if (i - shift) % num_per_segment >= least
-            )
-        if self.retention_interval is not None:
-            alignment = self.hit_alignment
-            for boundary in boundaries:
-                end = boundary // alignment * alignment // self.block_size + shift
-                kept.update(range(max(first, end - num_kept), min(stop, end)))
-        return sorted(kept)
+        return self._tails.kept(first, stop, boundaries)
 
     def longest_hit(
         self, hashes: list[int], limit: int, get: Get, salt: int, *, drops: bool = False
@@ -96,7 +77,7 @@ class SlidingWindowManager(GroupManager):
         """
         block_size, keys = self.block_size, self.keys(hashes)
         num_per_hit = self.hit_alignment // block_size
-        num_needed = self._num_kept if drops else self._num_needed
+        num_needed = self._tails.num_kept if drops else self._num_needed
         run: list[Any] = []  # right to left
         for index in range(limit // block_size - 1, -1, -1):
             blocks = get(keys[index] ^ salt)

@@ -229,18 +229,21 @@ class GroupRunTables(RunTables):
         found: Found,
         *,
         num_tokens_to_cache: int | None = None,
+        num_external_tokens: int = 0,
     ) -> None:
         """See `BlockTables.begin`."""
         num_hits = found.num_blocks
-        num_computed = num_hits * self.block_size
+        num_computed = num_hits * self.block_size + num_external_tokens
         num_new_blocks = -(-num_tokens // self.block_size) - num_hits
-        needed = num_new_blocks * len(self.managers) + found.num_revived
         if num_tokens_to_cache is not None:
-            num_external, num_computed = num_tokens - num_computed, num_tokens
+            num_external_tokens = num_tokens - num_computed
+            num_computed = num_tokens
+        needed = num_new_blocks * len(self.managers) + found.num_revived
+        if num_external_tokens:
             needed = self.num_needed_blocks(
                 *(request, num_tokens, found),
                 is_whole=False,
-                num_external_tokens=num_external,
+                num_external_tokens=num_external_tokens,
             )
         if needed > self.num_free_blocks:
             raise self._lack_of_blocks(needed)
@@ -262,6 +265,10 @@ class GroupRunTables(RunTables):
                 self.num_logical_blocks += len(row)
         if num_tokens_to_cache is not None:
             num_tokens = num_tokens_to_cache
+        elif num_external_tokens:  # their blocks come first, group by group
+            num_loaded = -(-num_computed // self.block_size) - num_hits
+            self._grow(request, table, num_loaded, 0)
+            num_new_blocks -= num_loaded
         self._grow(request, table, num_new_blocks, num_tokens)
 
     # -- growth ---------------------------------------------------------------
@@ -438,6 +445,17 @@ class GroupRunTables(RunTables):
             return table.junction
         looked = self._looked.get(request.request_id)
         return 0 if looked is None else looked.junction
+
+    def ids_of_group(self, request: TableRequest, group: int) -> list[int]:
+        """See `BlockTables.ids_of_group`."""
+        table: GroupRunTable | None = request.table
+        if table is None:
+            return []
+        window = self._in_order[group]
+        if window is None:
+            return table.block_ids()
+        own = table.windows[window.place]
+        return [0] * own.num_passed + own.ids
 
     def group_block_ids(self, request: TableRequest) -> list[list[int]]:
         """See `BlockTables.group_block_ids`."""

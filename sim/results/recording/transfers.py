@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,10 +37,8 @@ class TransferLog:
     ----------
     num_chunks
         Places of the tier; 0 for an engine without one beside others that have one.
-    block_bytes
-        Bytes that a block moves, all GPUs together.
-    block_size
-        Tokens of a block.
+    block_bytes, block_sizes
+        By KV cache group: bytes that a block moves, all GPUs together, and its tokens.
     blocks_per_chunk
         Blocks of a chunk.
     behind
@@ -49,16 +48,16 @@ class TransferLog:
     def __init__(
         self,
         num_chunks: int = 0,
-        block_bytes: int = 0,
-        block_size: int = 1,
+        block_bytes: Sequence[int] = (0,),
+        block_sizes: Sequence[int] = (1,),
         blocks_per_chunk: int = 1,
         behind: Mapping[str, SecondaryTier] | None = None,
     ) -> None:
         self.num_chunks = num_chunks
         self._block_bytes = block_bytes
-        self._block_size = block_size
+        self._block_sizes = block_sizes
         self._kinds, self._codes = Texts(), array("q")
-        self._facts = array("q")  # job, request, blocks
+        self._facts = array("q")  # job, request, blocks, tokens, bytes
         self._times_s = array("d")  # begin, end, reported
         self._tier_s = array("d")
         self._tier = array("q")  # used, being written, being read
@@ -72,8 +71,21 @@ class TransferLog:
     ) -> None:
         """Take note of a copy that has ended and been reported."""
         self._codes.append(self._kinds.code(job.kind.value))
-        self._facts.extend((job.job_id, job.request.request_id, len(job.block_ids)))
+        self._facts.extend((job.job_id, job.request.request_id))
+        self._facts.extend(self._amount(job.num_by_group))
         self._times_s.extend((begin_s, end_s, reported_s))
+
+    def _amount(self, num_by_group: Sequence[int]) -> tuple[int, int, int]:
+        """Return blocks, tokens of the group that has most of them, and bytes."""
+        if len(num_by_group) == 1:  # a call less a copy
+            (number,) = num_by_group
+            size, num_bytes = self._block_sizes[0], self._block_bytes[0]
+            return number, number * size, number * num_bytes
+        return (
+            sum(num_by_group),
+            max(map(mul, num_by_group, self._block_sizes)),
+            sum(map(mul, num_by_group, self._block_bytes)),
+        )
 
     def note_behind(self, moved: InFlight) -> None:
         """Take note of a copy between the host and a tier behind it."""
@@ -81,7 +93,8 @@ class TransferLog:
         kind = f"{moved.tier}_{'load' if job.is_load else 'store'}"
         num_blocks = len(job.keys) * self._blocks_per_chunk
         self._codes.append(self._kinds.code(kind))
-        self._facts.extend((-1, moved.access.request_id, num_blocks))
+        self._facts.extend((-1, moved.access.request_id))
+        self._facts.extend(self._amount([num_blocks]))
         self._times_s.extend((job.begin_s, job.end_s, job.end_s))
 
     def note_tier(self, now_s: float, used: int, writing: int, reading: int) -> None:
@@ -116,7 +129,7 @@ class TransferLog:
 
     def transfer_table(self) -> ResultTable:
         """Return a row a copy, by number."""
-        facts = np.frombuffer(self._facts, np.int64).reshape(-1, 3)
+        facts = np.frombuffer(self._facts, np.int64).reshape(-1, 5)
         times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 3)
         order = np.argsort(facts[:, 0], kind="stable")
         facts, times_s = facts[order], times_s[order]
@@ -125,8 +138,8 @@ class TransferLog:
             "kind": self._kinds.column(np.frombuffer(self._codes, np.int64)[order]),
             "request_id": facts[:, 1],
             "num_blocks": facts[:, 2],
-            "num_tokens": facts[:, 2] * self._block_size,
-            "num_bytes": facts[:, 2] * self._block_bytes,
+            "num_tokens": facts[:, 3],
+            "num_bytes": facts[:, 4],
             "begin_s": times_s[:, 0],
             "end_s": times_s[:, 1],
             "reported_s": times_s[:, 2],

@@ -19,6 +19,7 @@ import numpy as np
 from cache.tokens import TokenRuns
 from sim.scheduler.hosted.kv_caches import (
     cache_settings,
+    hash_block_size,
     kv_cache_config,
     kv_transfer_config,
 )
@@ -340,7 +341,8 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
     """Construct their scheduler from their configuration objects."""
     config = copy.copy(_base_config(api))
     config.scheduler_config = _scheduler_config(api, settings, cache_config)
-    config.cache_config = cache_settings(api, cache_config)
+    hash_size = hash_block_size(settings, cache_config)
+    config.cache_config = cache_settings(api, settings, cache_config)
     config.model_config = _Model(settings.max_model_len)
     config.speculative_config = _speculative_config(api, settings)
     if settings.has_connector:
@@ -351,8 +353,8 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
         "kv_cache_config": kv_cache_config(api, cache_config),
         "structured_output_manager": _NoGrammar(),
     }
-    if layout.hash_block_size != layout.scheduler_block_size:
-        needed["hash_block_size"] = layout.hash_block_size
+    if hash_size != layout.scheduler_block_size:
+        needed["hash_block_size"] = hash_size
     also = {"block_size": layout.scheduler_block_size, "log_stats": False}
     kind = "AsyncScheduler" if settings.async_scheduling else "Scheduler"
     return api.call(kind, needed, also)
@@ -424,7 +426,8 @@ def _block_hasher(
     size = "block_size"
     if not api.takes("get_request_block_hasher", size):
         size = "hash_block_size"
-    needed = {size: cache_config.groups.hash_block_size, "caching_hash_fn": _hash}
+    hash_size = hash_block_size(settings, cache_config)
+    needed: dict[str, Any] = {size: hash_size, "caching_hash_fn": _hash}
     if settings.speculative_config is not None:
         key = "num_hash_lookahead_tokens"
         needed[key] = api.attribute(scheduler, key)

@@ -6,6 +6,7 @@ only set specs apart from each other.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from cache.tiers.sizes import CHUNK_ALIGNMENT_BYTES
@@ -32,13 +33,25 @@ if TYPE_CHECKING:
 _INTERVAL = "prefix_cache_retention_interval"
 
 
-def cache_settings(api: VllmApi, cache: CacheConfig) -> Any:
+def hash_block_size(settings: Settings, cache: CacheConfig) -> int:
+    """Return the tokens of a hash: a tier has them where prefix caching is off, too."""
+    layout = cache.groups
+    if settings.offload is None or cache.enable_prefix_caching:
+        return layout.hash_block_size
+    return gcd(*(group.spec.block_size for group in layout.groups))
+
+
+def cache_settings(api: VllmApi, settings: Settings, cache: CacheConfig) -> Any:
     """Return their cache configuration, as it is after the pool has been planned."""
     config = api.call("CacheConfig", {})
     # Set rather than given: releases know a few sizes of blocks only.
     config.block_size = cache.block_size
     config.num_gpu_blocks = cache.num_gpu_blocks
     config.enable_prefix_caching = cache.enable_prefix_caching
+    if hasattr(config, _INTERVAL):
+        setattr(config, _INTERVAL, cache.retention_interval)
+    if settings.offload is not None and len(cache.groups.groups) > 1:
+        config.prefix_match_unit = hash_block_size(settings, cache)
     for group in cache.groups.groups:
         if isinstance(group.spec, MambaSpec):
             config.mamba_cache_mode = group.spec.mamba_cache_mode.value
@@ -135,7 +148,7 @@ def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> 
         parts.append(_side(transfer))
     if offload is not None:
         place = 0 if transfer is None or transfer.asks_tier_first else 1
-        parts.insert(place, _tier(offload, cache))
+        parts.insert(place, _tier(api, offload, cache))
     whole = parts[0]
     if len(parts) > 1:
         whole = {
@@ -159,10 +172,17 @@ def _side(transfer: KVTransferSettings) -> dict[str, Any]:
     }
 
 
-def _tier(offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
+def _tier(api: VllmApi, offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
     """Return their configuration of the offloading connector and its CPU tier."""
-    # One layer, one head of one element, in float16: K and V of a token.
-    block_bytes = 4 * cache.block_size
+    sizes = [
+        (
+            hosted_spec(api, group.spec).page_size_bytes * len(group.layer_names),
+            group.spec.block_size,
+        )
+        for group in cache.groups.groups
+    ]
+    block_bytes = sum(num_bytes for num_bytes, _ in sizes)
+    token_bytes = sum(num_bytes // num_tokens for num_bytes, num_tokens in sizes)
     pages = -(-block_bytes * offload.blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
     extra = {
         "spec_name": "CPUOffloadingSpec",
@@ -172,7 +192,7 @@ def _tier(offload: OffloadSettings, cache: CacheConfig) -> dict[str, Any]:
         "offload_prompt_only": offload.offload_prompt_only,
         "store_threshold": offload.store_threshold,
         "max_tracker_size": offload.max_tracker_size,
-        "sync_load_budget_bytes": 4 * offload.sync_load_budget_tokens,
+        "sync_load_budget_bytes": token_bytes * offload.sync_load_budget_tokens,
     }
     return {
         "kv_connector": "OffloadingConnector",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cache.tiers.extents import Hold
-from cache.tiers.places import NO_KEYS, as_ints
+from cache.tiers.places import as_ints
 from sim.scheduler.hosted.parts import HostedPart
 from sim.scheduler.hosted.scheduler import request_key
 from sim.scheduler.v1.connectors.base import (
@@ -154,10 +154,11 @@ class HostedTierConnector(HostedPart):
             job_id,
             kind if self._theirs._jobs[job_id].is_store is False else JobKind.STORE,
             self._requests[theirs.req_id],
-            gpu.block_indices[0],
+            list(gpu.block_indices),
+            list(gpu.group_sizes),
             [int(each) for each in gpu.block_ids],
             Hold([], as_ints([int(each) for each in cpu.block_ids])),
-            NO_KEYS,
+            [],
         )
         return job
 

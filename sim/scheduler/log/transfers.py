@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, names_of
@@ -108,7 +109,11 @@ class TierLines(TransferLines):
 
     def _job(self, job: TransferJob) -> list[Any]:
         name = self._names[job.request.request_id]
-        fields: list[Any] = [job.job_id, name, job.first_block, job.block_ids]
+        fields: list[Any] = [job.job_id, name]
+        if len(job.num_by_group) == 1:
+            fields += [job.first_blocks[0], job.block_ids]
+        else:
+            fields += [list(job.first_blocks), _split(job)]
         fields.append(job.chunk_ids.tolist())
         return [*fields, "sync"] if job.kind is JobKind.SYNC_LOAD else fields
 
@@ -217,6 +222,12 @@ class TierPullLines(TierLines, PullLines):
 def _by_group(block_ids: Sequence[list[int]]) -> list[Any]:
     """Return blocks by group; those of the only one by themselves."""
     return block_ids[0] if len(block_ids) == 1 else list(block_ids)
+
+
+def _split(job: TransferJob) -> list[list[int]]:
+    """Return the blocks of a job by group."""
+    ids = iter(job.block_ids)
+    return [[*islice(ids, number)] for number in job.num_by_group]
 
 
 def _by_arrival(requests: Iterable[Request]) -> list[Request]:

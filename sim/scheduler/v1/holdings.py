@@ -486,8 +486,7 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
         ),
         **settings.draft_limits(enable_prefix_caching=caches),
     )
-    # A lone window given by hand is kept whole, as before there were intervals.
-    interval = None if cache.layout is None else cache.prefix_cache_retention_interval
+    interval = cache.retention_interval
     if caches and policy is None and is_alone and GroupRunTables.serves(layout):
         return GroupRunTables(layout, limits, retention_interval=interval)
     return BlockTables(

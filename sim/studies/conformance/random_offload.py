@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.v1.dialect import dialect_of
+from sim.studies.conformance.random_groups import drawn_engine
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
     as_workload,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _LIMITED_SHARE = 0.15
 _FAILING_SHARE = 0.3
+_TIGHT_SHARE = 0.7
+_REPEATED_SHARE = 0.3
 
 
 def random_offload_workload(
@@ -49,6 +52,47 @@ def random_offload_workload(
         name += ", asynchronous"
         stop_some(Random(f"stops {seed}"), requests)
     return as_workload(name, release, config, requests)
+
+
+def random_group_offload_workload(
+    seed: int, release: str, *, async_scheduling: bool = False
+) -> DecisionWorkload:
+    """Return the workload of a seed, of layers that need caches of several kinds."""
+    draw = Random(f"conform group offload {seed}")
+    core: dict[str, Any] = {"async_scheduling": True} if async_scheduling else {}
+    while True:
+        engine = drawn_engine(draw, core, release, ("attention", "attention", "latent"))
+        layout = engine.layout(release)
+        assert layout is not None
+        if layout.block_size > 1:
+            break
+    config = engine.config
+    config["offload"] = random_tier(draw, {"block_size": layout.block_size})
+    config["offload"]["cpu_chunks"] *= len(layout.groups)
+    if draw.random() < _TIGHT_SHARE:  # then heads find in the tier what has left it
+        engine.kv["num_gpu_blocks_override"] = engine.num_needed_blocks(release)
+    if "prefix_cache_retention_interval" in engine.kv and draw.random() < 0.5:
+        engine.kv["prefix_cache_retention_interval"] = None
+    interval = engine.kv.get("prefix_cache_retention_interval", 0)
+    if interval:
+        config["offload"]["blocks_per_chunk"] = 1
+    config["worker"] = random_pace(draw)
+    if len(layout.groups) > 1:
+        config["worker"].pop("fail_loads", None)  # a release cannot tell of which
+    requests = random_requests(draw, config)
+    for place, request in enumerate(requests[1:], start=1):
+        if draw.random() < _REPEATED_SHARE:  # a window is kept at a prompt's end
+            request["prompt"] = requests[draw.randrange(place)]["prompt"]
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
+    if draw.random() < _LIMITED_SHARE:
+        for request in requests:
+            _limit(draw, config, request)
+    name = f"groups, offload, seed {seed}"
+    if async_scheduling:
+        name += ", asynchronous"
+        stop_some(Random(f"stops {seed}"), requests)
+    return as_workload(name, release, config, requests, engine.kv)
 
 
 def random_tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:

@@ -311,7 +311,7 @@ def test_no_block_is_lost(ahead: bool) -> None:
         (
             GPT_OSS | {"kv_offloading_size": 8},
             {},
-            "a CPU tier is known of models with full attention only",
+            "tiers of prefill and decode pools are known of models with full attention",
         ),
     ],
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cache.tiers.extents import Hold
-    from cache.tiers.places import Ints, Keys
+    from cache.tiers.places import Ints, Lot
     from sim.scheduler.request import Request
 
 
@@ -39,21 +39,22 @@ class TransferJob:
         Which way.
     request
         The request of the blocks.
-    first_block
-        Place of the first of them in the request's table.
+    first_blocks, num_by_group
+        By group: place of the first of them in the request's table, and their number.
     block_ids
-        On the GPU, in order.
-    hold, keys
+        On the GPU, in order, group by group.
+    hold, lots
         Chunks at the other end, and those of the request's prompt.
     """
 
     job_id: int
     kind: JobKind
     request: Request
-    first_block: int
+    first_blocks: Sequence[int]
+    num_by_group: Sequence[int]
     block_ids: list[int]
     hold: Hold
-    keys: Keys
+    lots: Sequence[Lot]
 
     @property
     def chunk_ids(self) -> Ints:
@@ -190,14 +191,21 @@ class Match(NamedTuple):
 class BlockIds(Protocol):
     """A request's table, of which most calls need nothing."""
 
-    def __call__(self, first: int = 0, stop: int | None = None) -> list[int]:
-        """Return its blocks, from one on and before another one."""
+    def __call__(
+        self, first: int = 0, stop: int | None = None, *, group: int | None = None
+    ) -> list[int]:
+        """Return its blocks, from one on and before another one.
+
+        Of one group, with 0 where it has none; or of all, one after the other.
+        """
         ...
 
 
-def no_blocks(first: int = 0, stop: int | None = None) -> list[int]:
+def no_blocks(
+    first: int = 0, stop: int | None = None, *, group: int | None = None
+) -> list[int]:
     """Return the table of a request that holds nothing; see `BlockIds`."""
-    del first, stop
+    del first, stop, group
     return []
 
 
@@ -225,9 +233,14 @@ class Batch(Protocol):
         ...
 
     def block_ids(
-        self, request: Request, first: int = 0, stop: int | None = None
+        self,
+        request: Request,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        group: int | None = None,
     ) -> list[int]:
-        """Return the table of a request, from a block on and before another one."""
+        """Return the table of a request; see `BlockIds`."""
         ...
 
 

@@ -15,6 +15,7 @@ from sim.scheduler.v1.connectors.write_back import WriteBackConnector
 
 if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
+    from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import KVConnector
     from sim.scheduler.v1.connectors.pulling import PairConnector
     from sim.scheduler.v1.settings import Settings
@@ -28,10 +29,12 @@ def check_layout(settings: Settings, layout: KVCacheLayout) -> None:
     SchedulerError
         With the rule and the remedy.
     """
-    if settings.offload is not None and not layout.keeps_all_blocks:
+    has_both = settings.offload is not None and settings.kv_transfer is not None
+    if has_both and not layout.keeps_all_blocks:
         raise SchedulerError(
-            "a CPU tier is known of models with full attention only, not with windows, "
-            "states or several KV cache groups; leave the tier out"
+            "tiers of prefill and decode pools are known of models with full attention "
+            "only, not with windows, states or several KV cache groups; leave the tier "
+            "out, or let all pools serve"
         )
     has_states = any(isinstance(group.spec, MambaSpec) for group in layout.groups)
     if settings.speculative_config is not None and has_states:
@@ -43,39 +46,41 @@ def check_layout(settings: Settings, layout: KVCacheLayout) -> None:
 
 
 def connector_of(
-    settings: Settings,
-    layout: KVCacheLayout,
-    tables: object,
-    *,
-    enable_prefix_caching: bool,
+    settings: Settings, cache: CacheConfig, layout: KVCacheLayout, tables: object
 ) -> KVConnector:
     """Return the connector of an engine with these block tables."""
     offload, transfer = settings.offload, settings.kv_transfer
     if transfer is None:
-        return _offloading_of(settings, layout, tables, caches=enable_prefix_caching)
+        return _offloading_of(settings, cache, layout, tables)
     is_producer = transfer.kv_role is KVRole.PRODUCER
     side: Any = ProducerConnector if is_producer else ConsumerConnector
     pairing: PairConnector = side(transfer, Exchange(layout, tables))
     if offload is None:
         return pairing
     return MultiConnector(
-        _offloading_of(settings, layout, tables, caches=enable_prefix_caching),
+        _offloading_of(settings, cache, layout, tables),
         pairing,
         asks_tier_first=transfer.asks_tier_first,
     )
 
 
 def _offloading_of(
-    settings: Settings, layout: KVCacheLayout, tables: object, *, caches: bool
+    settings: Settings, cache: CacheConfig, layout: KVCacheLayout, tables: object
 ) -> OffloadingConnector:
-    offload, block_size = settings.offload, layout.block_size
+    offload, caches = settings.offload, cache.enable_prefix_caching
     assert offload is not None
     if offload.write_policy == "write_back":
         return WriteBackConnector(
             offload,
-            block_size,
+            layout,
             enable_prefix_caching=caches,
             tables=tables,
             most_tokens=settings.token_budget,
         )
-    return OffloadingConnector(offload, block_size, enable_prefix_caching=caches)
+    return OffloadingConnector(
+        offload,
+        layout,
+        tables=tables,
+        enable_prefix_caching=caches,
+        interval=cache.retention_interval,
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.tiers import CPUTier, TierHierarchy
-from cache.tiers.places import Keys
+from cache.tiers.places import Lot
 from cache.tiers.sessions import KeepTTL
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import (
@@ -17,13 +18,16 @@ from sim.scheduler.v1.connectors.base import (
     StepTransfers,
     TransferJob,
 )
-from sim.scheduler.v1.connectors.offload import Offload, limit_of
+from sim.scheduler.v1.connectors.offload import GroupOffer, Offload, limit_of
+from sim.scheduler.v1.connectors.offload_groups import OffloadGroups
+from sim.scheduler.v1.connectors.offload_lookup import OffloadLookup
 from sim.scheduler.v1.connectors.watched import WatchedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cache.tiers.access import SessionHint
+    from cache.v1.specs import KVCacheLayout
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, BlockIds, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -35,15 +39,20 @@ _NOTHING = Match(0, is_async=False)
 class OffloadingConnector:
     """Stores chunks as they are computed, and loads what later requests share.
 
-    Chunk i of a request covers its blocks from ``i * blocks_per_chunk`` on; its key is
-    the identity of the last of them, which chains all before it.
+    Chunk i of a request covers, in each KV cache group, its blocks from
+    ``i * blocks_per_chunk`` on; its key is the identity of the last of them, which
+    chains all before it.
 
     Parameters
     ----------
     settings
         Tier and limits.
-    block_size
-        Tokens a block.
+    layout
+        The groups.
+    interval
+        ``prefix_cache_retention_interval``: which windows are stored.
+    tables
+        Of requests; see `cache.v1.block_tables.BlockTables`.
     enable_prefix_caching
         Of the GPU's pool. With it, a chunk is loaded once, and others wait to hit it.
 
@@ -67,12 +76,17 @@ class OffloadingConnector:
     """
 
     def __init__(
-        self, settings: OffloadSettings, block_size: int, *, enable_prefix_caching: bool
+        self,
+        settings: OffloadSettings,
+        layout: KVCacheLayout,
+        *,
+        tables: Any,
+        enable_prefix_caching: bool,
+        interval: int | None = None,
     ) -> None:
         self._settings = settings
-        self._block_size = block_size
-        self._blocks_per_chunk = settings.blocks_per_chunk
-        self._chunk_tokens = settings.blocks_per_chunk * block_size
+        self._groups = groups = OffloadGroups(layout, settings, interval)
+        self._tables = tables
         self.tier = CPUTier(
             settings.num_chunks,
             eviction_policy=settings.eviction_policy,
@@ -92,11 +106,13 @@ class OffloadingConnector:
         self._num_jobs = 0
         self._offloads: dict[Request, Offload] = {}
         self._storing: dict[Request, Offload] = {}  # running, with more to store
-        self._ended: list[tuple[Offload, list[int]]] = []  # and what is left to store
+        self._ended: list[Offload] = []  # and what they have left is to be stored
         self._some_left = False  # whether anything is
         self._waits_for_loads = enable_prefix_caching
         self._loading: dict[int, TransferJob] = {}  # what others wait to hit
-        self._watched = WatchedBlocks()
+        self._lookup = OffloadLookup(groups, self.tier, self.behind)
+        self._windows = {group.number for group in groups.with_windows}
+        self._watched = WatchedBlocks(self._windows)
         self._sync_budget = settings.sync_load_budget_tokens
         self._loads: list[TransferJob] = []
 
@@ -134,7 +150,8 @@ class OffloadingConnector:
     @property
     def _watches(self) -> bool:
         """Whether it matters which blocks are taken in this call."""
-        return self._some_left or bool(self._watched)
+        stores_windows = bool(self._windows and self._storing)
+        return self._some_left or bool(self._watched) or stores_windows
 
     # -- loading --------------------------------------------------------------
 
@@ -145,12 +162,13 @@ class OffloadingConnector:
         self, request: Request, num_computed_tokens: int
     ) -> Match:
         offload = self._offload_of(request)
-        offload.next_chunk = 0
+        offload.begin()
         if offload.jobs:
             return _ASK_AGAIN
         offload.num_local_tokens = num_computed_tokens
         offload.loads_in_step = False
-        num_tokens = self._num_found(offload, num_computed_tokens)
+        loading = self._loading.values()
+        num_tokens = self._lookup.num_found(offload, num_computed_tokens, loading)
         if num_tokens is None:
             return _ASK_AGAIN
         if not num_tokens:
@@ -175,53 +193,9 @@ class OffloadingConnector:
             limit = limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
             hint = self.hints.get(request.parent_id) if self.hints else None
-            offload = Offload(request, most, self._block_size, hint)
+            offload = Offload(request, most, self._groups.all, hint)
             self._offloads[request] = offload
         return offload
-
-    def _num_found(self, offload: Offload, num_local: int) -> int | None:
-        """Return how many tokens beyond the local hit can be loaded, if it is known."""
-        request, chunk_tokens = offload.request, self._chunk_tokens
-        self._know_keys(offload, request.num_tokens)
-        most = offload.keys.stop * chunk_tokens
-        limit = limit_of(request, "max_load_tokens")
-        if limit is not None:
-            most = min(most, num_local + limit) // chunk_tokens * chunk_tokens
-        if most - num_local < chunk_tokens:
-            return 0
-        first, last = num_local // chunk_tokens, most // chunk_tokens
-        keys, access = offload.keys, offload.access
-        if self.behind is not None:
-            found = self.behind.longest_prefix(keys, access, first, last)
-        else:
-            found = self.tier.longest_prefix(keys, first, last)
-        num_chunks, all_there = found
-        if not num_chunks:
-            return 0
-        if not all_there:
-            return None
-        last = first + num_chunks
-        num_tokens = last * chunk_tokens - num_local
-        if num_tokens < chunk_tokens:
-            return 0  # a part of a chunk is not loaded alone
-        return None if self._is_loading(keys, first, last) else num_tokens
-
-    def _is_loading(self, keys: Keys, first: int, last: int) -> bool:
-        """Whether a request waits for some of these chunks of another one."""
-        for job in self._loading.values():
-            start = job.first_block // self._blocks_per_chunk
-            # Keys chain: two prompts that part never meet again.
-            at, stop = max(first, start), start + len(job.hold.chunk_ids)
-            if at < min(last, stop) and keys.has_in_common(at, job.keys):
-                return True
-        return False
-
-    def _know_keys(self, offload: Offload, num_tokens: int) -> None:
-        """Extend the keys to the whole chunks of so many tokens."""
-        num_chunks = num_tokens // self._chunk_tokens
-        if num_chunks > offload.keys.stop:
-            size = self._blocks_per_chunk
-            offload.keys = Keys.of_runs(offload.runs, num_chunks, size)
 
     def update_state_after_alloc(
         self, request: Request, block_ids: BlockIds, num_external_tokens: int
@@ -229,6 +203,8 @@ class OffloadingConnector:
         if self._watches:
             self._watched.hand_out(block_ids())
         offload = self._offload_of(request)
+        if self._windows:
+            offload.junction = self._tables.junction(request)
         if num_external_tokens:
             self._load(offload, block_ids, num_external_tokens)
         if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -236,21 +212,42 @@ class OffloadingConnector:
         self._may_store(offload)
 
     def _load(self, offload: Offload, block_ids: BlockIds, num_tokens: int) -> None:
-        num_local, chunk_tokens = offload.num_local_tokens, self._chunk_tokens
-        first = num_local // chunk_tokens
-        last = (num_local + num_tokens) // chunk_tokens
-        keys = offload.keys
-        hold = self.tier.prepare_load(keys, offload.access, first, last)
+        num_local = offload.num_local_tokens
+        num_cached = num_local + num_tokens
+        lots: list[Lot] = []
+        first_blocks: list[int] = []
+        table: list[int] = []
+        num_by_group: list[int] = []
+        for own in offload.groups:
+            group = own.group
+            size, stop = group.block_size, -(-num_cached // group.block_size)
+            first = -(-num_local // size)
+            ids = block_ids(first, stop, group=group.number)
+            num_null = next((n for n, each in enumerate(ids) if each), len(ids))
+            first += num_null  # blocks that no window reads any more
+            num_chunks = -(-num_cached // group.chunk_tokens)
+            if first < stop:
+                start = first // group.blocks_per_chunk
+                lots.append(Lot(own.keys, start, num_chunks))
+            first_blocks.append(first)
+            table += ids[num_null:]
+            num_by_group.append(stop - first)
+            own.next_chunk = num_chunks
+        hold = self.tier.load(lots, offload.access)
         if self.behind is not None:
-            moved = self.behind.loaded(keys.numbers(first, last), offload.access)
+            keys = [number for lot in lots for number in lot.numbers()]
+            moved = self.behind.loaded(keys, offload.access)
             for name, number in moved.items():
+                chunk_tokens = self._groups.all[0].chunk_tokens
                 self._num_loaded[name] += number * chunk_tokens
-        offload.next_chunk = last
-        first_block = num_local // self._block_size
         kind = JobKind.SYNC_LOAD if offload.loads_in_step else JobKind.LOAD
-        table = block_ids(first_block, last * self._blocks_per_chunk)
         job = TransferJob(
-            self._num_jobs, kind, offload.request, first_block, table, hold, keys
+            *(self._num_jobs, kind, offload.request),
+            first_blocks,
+            num_by_group,
+            table,
+            hold,
+            lots,
         )
         self._begin(job, offload)
         self._loads.append(job)
@@ -269,6 +266,7 @@ class OffloadingConnector:
         for request in batch.preempted():
             self._storing.pop(request, None)
             if request in self._offloads:
+                self._offloads[request].begin()
                 flush.update(self._offloads[request].jobs)
         if self._watches:
             for block_ids in batch.new_block_ids():
@@ -290,7 +288,7 @@ class OffloadingConnector:
 
     def _may_store(self, offload: Offload) -> None:
         """Let a running request store as long as there may be something to store."""
-        if offload.most_tokens >= (offload.next_chunk + 1) * self._chunk_tokens:
+        if offload.may_store:
             self._storing[offload.request] = offload
         else:
             self._storing.pop(offload.request, None)
@@ -298,66 +296,87 @@ class OffloadingConnector:
     def _store(self, batch: Batch, transfers: StepTransfers, flush: set[int]) -> None:
         """Store what the batch computes, then what requests that ended have left."""
         storing = self._storing
-        for request, num_tokens in batch.num_tokens_after(storing).items():
+        computed = batch.num_tokens_after(storing)
+        if self._windows and (storing or self._ended):
+            self._follow_windows(batch, computed)
+        for request, num_tokens in computed.items():
             offload = storing[request]
-            if self._last_chunk(offload, num_tokens) > offload.next_chunk:
-                held = batch.block_ids(request, *self._next_blocks(offload, num_tokens))
-                self._offer(offload, held, transfers)
+            if offload.has_more(num_tokens) and self._offer(
+                offload, num_tokens, batch, transfers
+            ):
                 self._may_store(offload)
-        for offload, held in self._ended:
-            if held:
-                job = self._offer(offload, held, transfers)
-                if job is not None:
-                    self._watched.add(job)
-                    if self._watched.was_taken_from(job):
-                        flush.add(job.job_id)
-        for offload, _ in self._ended:  # when all of them have stored
+        for offload in self._ended:
+            job = self._offer(offload, offload.num_ended_tokens, batch, transfers)
+            if isinstance(job, TransferJob):
+                self._watched.add(job)
+                if self._watched.was_taken_from(job):
+                    flush.add(job.job_id)
+        for offload in self._ended:  # when all of them have stored
             offload.access.end_s = batch.now_s
             self.tier.finish(offload.access)
             self._forget(offload)
         self._ended, self._some_left = [], False
 
-    def _last_chunk(self, offload: Offload, num_tokens: int) -> int:
-        """Return the chunk behind those that may be stored of so many tokens."""
-        return min(num_tokens, offload.most_tokens) // self._chunk_tokens
-
-    def _next_blocks(self, offload: Offload, num_tokens: int) -> tuple[int, int]:
-        """Return where the blocks begin and end that may be stored next."""
-        size = self._blocks_per_chunk
-        return offload.next_chunk * size, self._last_chunk(offload, num_tokens) * size
+    def _follow_windows(self, batch: Batch, computed: Mapping[Request, int]) -> None:
+        """Note blocks of windows that were handed out, and those taken from others."""
+        taken = self._watched.handed_out
+        for offload in chain(self._storing.values(), self._ended):
+            is_computed = offload.request in computed
+            for number in self._windows:
+                own = offload.groups[number]
+                num_known = len(own.block_ids)
+                if is_computed:
+                    own.follow(partial(batch.block_ids, offload.request))
+                own.drop(taken, num_known)
 
     def _offer(
-        self, offload: Offload, held: list[int], transfers: StepTransfers
-    ) -> TransferJob | None:
-        """Offer the chunks of the next blocks as one lot; return the job, if any."""
-        size, first = self._blocks_per_chunk, offload.next_chunk
-        last = first + len(held) // size
-        if last <= first:
-            return None
-        self._know_keys(offload, last * self._chunk_tokens)
-        keys, access = offload.keys, offload.access
-        prepared = self.tier.prepare_store(keys, access, first, last)
-        if prepared is None:  # and offered again in the request's next batch
-            transfers.refused.append((offload.request, last - first))
-            return None
-        offload.next_chunk = last
-        transfers.evicted_lots.append(prepared.evicted_ids)
-        if not prepared.spans:
-            return None
-        tables = [
-            held[(start - first) * size : (stop - first) * size]
-            for start, stop in prepared.spans
+        self,
+        offload: Offload,
+        num_tokens: int,
+        batch: Batch,
+        transfers: StepTransfers,
+    ) -> TransferJob | bool:
+        """Offer the chunks of so many tokens; return the job, or whether all is said.
+
+        What is refused is offered again in the request's next batch.
+        """
+        num_stored = offload.num_stored_tokens(num_tokens)
+        offers = [
+            GroupOffer.of(own, offload, num_stored, dense=self._groups.is_dense)
+            for own in offload.groups
         ]
+        lots = [lot for offer in offers for lot in offer.lots]
+        if not lots:
+            return _passed_over(offers)
+        prepared = self.tier.offer(lots, offload.access)
+        if prepared is None:
+            num_refused = sum(lot.num_chunks for lot in lots)
+            transfers.refused.append((offload.request, num_refused))
+            return False
+        transfers.evicted_lots.append(prepared.evicted_ids)
+        _passed_over(offers)
+        if not prepared.lots:
+            return True
+        first_blocks: list[int] = []
+        num_by_group: list[int] = []
+        table: list[int] = []
+        for own in offload.groups:
+            number = own.group.number
+            spans = [lot.span for lot in prepared.lots if lot.keys.group == number]
+            stored = own.blocks_of(spans, partial(batch.block_ids, offload.request))
+            first_blocks.append(stored[0][0] if stored else 0)
+            table += [block_id for _, block_id in stored]
+            num_by_group.append(len(stored))
         job = TransferJob(
-            self._num_jobs,
-            JobKind.STORE,
-            offload.request,
-            prepared.spans[0][0] * size,
-            tables[0] if len(tables) == 1 else [*chain.from_iterable(tables)],
+            *(self._num_jobs, JobKind.STORE, offload.request),
+            first_blocks,
+            num_by_group,
+            table,
             prepared.hold,
-            keys,
+            prepared.lots,
         )
         self._begin(job, offload)
+        self._watched.begin(job)
         transfers.stores.append(job)
         return job
 
@@ -371,10 +390,11 @@ class OffloadingConnector:
         if offload is not None:
             offload.has_ended = True
             num_tokens = min(num_computed_tokens, request.num_tokens)  # the known ones
-            first, stop = self._next_blocks(offload, num_tokens)
-            held = block_ids(first, stop) if stop > first else []
-            self._ended.append((offload, held))
-            self._some_left |= bool(held)
+            offload.num_ended_tokens = num_tokens
+            num_tokens = offload.num_stored_tokens(num_tokens)
+            for own in offload.groups:
+                self._some_left |= own.end(block_ids, num_tokens)
+            self._ended.append(offload)
             for job in offload.jobs.values():
                 if job.kind is JobKind.STORE:
                     self._watched.add(job)
@@ -396,7 +416,7 @@ class OffloadingConnector:
                 self.tier.complete_store(job.hold)
                 if self.behind is not None:
                     self.behind.stored(job.hold, offload.access)
-                if offload.has_ended:
+                if self._watched:
                     self._watched.remove(job)
             else:
                 self.tier.complete_load(job.hold)
@@ -464,11 +484,17 @@ class OffloadingConnector:
             f"offloading: loads of {len(read)} chunks are in flight, the tier counts "
             f"{self.tier.num_reading_chunks}",
         )
-        self._watched.check(
-            job
-            for job in self._jobs_of(JobKind.STORE)
-            if self._offloads[job.request].has_ended
-        )
+        offloads = self._offloads.items()
+        ended = {request for request, offload in offloads if offload.has_ended}
+        self._watched.check(self._jobs_of(JobKind.STORE), ended)
 
     def _jobs_of(self, kind: JobKind) -> Iterable[TransferJob]:
         return (job for job in self.jobs.values() if job.kind is kind)
+
+
+def _passed_over(offers: Iterable[GroupOffer]) -> bool:
+    """Note that all chunks that were looked at are stored, or never will be."""
+    for offer in offers:
+        own = offer.own
+        own.next_chunk = max(own.next_chunk, offer.stop)
+    return True

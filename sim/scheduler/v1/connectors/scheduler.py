@@ -56,7 +56,7 @@ class ConnectorScheduler(Scheduler):
     Parameters
     ----------
     settings, cache
-        See `Scheduler`; beside a CPU tier one group of full attention.
+        See `Scheduler`.
 
     Attributes
     ----------
@@ -88,10 +88,7 @@ class ConnectorScheduler(Scheduler):
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         check_layout(settings, cache.groups)
         super().__init__(settings, cache)
-        self.connector: Any = connector_of(
-            *(settings, self.layout, self.tables),
-            enable_prefix_caching=self.enable_caching,
-        )
+        self.connector: Any = connector_of(*(settings, cache, self.layout, self.tables))
         given = settings.kv_transfer or settings.offload
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
@@ -108,6 +105,7 @@ class ConnectorScheduler(Scheduler):
         self.transfers: StepTransfers | StepPulls = (
             StepPulls() if settings.offload is None else StepTransfers()
         )
+        self._block_sizes = [group.spec.block_size for group in self.layout.groups]
         block_size = self.layout.scheduler_block_size
         self._heads = Heads(self.tables, self.connector, self._hit_tokens, block_size)
         self.looks: list[Look] = []
@@ -164,6 +162,12 @@ class ConnectorScheduler(Scheduler):
         self.has_ended_requests = False
         self.preemptions, self.passed_over, self.prompts = [], [], []
         self.transfers = self.connector.build_connector_meta(self)
+
+    def form_between(self) -> None:
+        """Do as `form_nothing` before quiet steps: the latest call's chunks run yet."""
+        prompts = self.prompts
+        self.form_nothing()
+        self.prompts = prompts
 
     def output(self, shape: Shape) -> SchedulerOutput:
         output = super().output(shape)
@@ -241,9 +245,14 @@ class ConnectorScheduler(Scheduler):
         tables, num_computed = self.tables, head.num_computed_tokens
         num_tokens = min(num_computed + num_new_tokens, self._most_slots)
         if request.table is None:
-            if not self.gate.lets_in(request, num_tokens, head.found, self.step):
+            loads = {"num_external_tokens": head.num_external_tokens}
+            if self.groups is None or not head.num_external_tokens:
+                loads = {}
+            if not self.gate.lets_in(
+                request, num_tokens, head.found, self.step, **loads
+            ):
                 return False
-            tables.begin(request, num_tokens, head.found)
+            tables.begin(request, num_tokens, head.found, **loads)
         elif not self._head_blocks.extend(request, num_tokens, num_computed):
             return False
         if head.is_looked_up:
@@ -322,24 +331,37 @@ class ConnectorScheduler(Scheduler):
         }
 
     def new_block_ids(self) -> Iterable[list[int]]:
-        size, step = self.block_size, self.step - 1
+        sizes, step = self._block_sizes, self.step - 1
         prompts = (
-            self.block_ids(request, -(-before // size))
+            self.block_ids(request, -(-before // size), group=group)
             for request, before, _ in self.prompts
             if request.order < self._first_admitted
+            for group, size in enumerate(sizes)
         )
-        idle = set(self.passed_over)
+        clock, idle = self.clock, set(self.passed_over)
         decodes = (
-            self.block_ids(request, (self.num_computed_tokens(request) - 1) // size)
-            for request in self.clock.opening(step)
+            self.block_ids(
+                *(request, (self.num_computed_tokens(request) - 1) // size),
+                group=group,
+            )
+            for group, size in enumerate(sizes)
+            for phase in range(0, clock.block_size, size)
+            for request in clock.opening(step - phase)
             if request not in idle
         )
         return chain(prompts, decodes)
 
     def block_ids(
-        self, request: Request, first: int = 0, stop: int | None = None
+        self,
+        request: Request,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        group: int | None = None,
     ) -> list[int]:
-        return self.tables.block_ids(request, first, stop)
+        if group is None or self.groups is None:
+            return self.tables.block_ids(request, first, stop)
+        return self.groups.ids_of_group(request, group)[first:stop]
 
     def offered(self, request: Request) -> GroupBlockIds:
         """Return the blocks of a prompt that a producer holds for others, by group."""

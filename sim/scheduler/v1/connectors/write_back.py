@@ -14,6 +14,7 @@ from sim.scheduler.v1.connectors.offloading import OffloadingConnector
 
 if TYPE_CHECKING:
     from cache.v1.runs.extents import Extent
+    from cache.v1.specs import KVCacheLayout
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, StepTransfers
     from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -42,7 +43,7 @@ class WriteBackConnector(OffloadingConnector):
 
     Parameters
     ----------
-    settings, block_size, more
+    settings, layout, more
         See `OffloadingConnector`; chunks of one block.
     tables
         The pool.
@@ -64,7 +65,7 @@ class WriteBackConnector(OffloadingConnector):
     def __init__(
         self,
         settings: OffloadSettings,
-        block_size: int,
+        layout: KVCacheLayout,
         *,
         tables: Any,
         most_tokens: int,
@@ -80,9 +81,8 @@ class WriteBackConnector(OffloadingConnector):
                 f"write_policy: write_back stores blocks one by one, got chunks of "
                 f"{settings.blocks_per_chunk}; leave blocks_per_chunk out"
             )
-        super().__init__(settings, block_size, **more)
-        self._tables = tables
-        self._num_ahead = 2 * -(-most_tokens // block_size)
+        super().__init__(settings, layout, tables=tables, **more)
+        self._num_ahead = 2 * -(-most_tokens // layout.block_size)
         self._looked_at: set[Extent] = set()  # in the queue, and stored
 
     @property
@@ -121,7 +121,7 @@ class WriteBackConnector(OffloadingConnector):
         offered.end_s = now_s
         if prepared is not None and prepared.spans:
             owner: Any = _Unowned()
-            offload = Offload(owner, 0, self._block_size)
+            offload = Offload(owner, 0, self._groups.all)
             offload.access, offload.has_ended = offered, True
             self._offloads[owner] = offload
             block_ids = [
@@ -133,10 +133,11 @@ class WriteBackConnector(OffloadingConnector):
                 self._num_jobs,
                 JobKind.STORE,
                 owner,
-                0,
+                [0],
+                [len(block_ids)],
                 block_ids,
                 prepared.hold,
-                keys,
+                prepared.lots,
             )
             self._begin(job, offload)
             self._watched.add(job)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.errors import SchedulerError, UserError
+from sim.errors import SchedulerError
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import StepTransfers, TransferReport
 from sim.scheduler.v1.connectors.queues import HoldingQueues
@@ -229,9 +229,12 @@ def test_engines_of_which_it_is_not_known_are_refused(
         )
 
 
-def test_a_tier_behind_windows_is_refused() -> None:
-    with pytest.raises(UserError, match="full attention only"):
-        driver(*AGAIN, sliding_window=8)
+def test_a_lone_window_comes_back_from_the_tier_in_part() -> None:
+    lines = list(driver(*AGAIN, sliding_window=8).lines())
+    stored = steps(lines, "store")[0]
+    assert stored == [[0, "r0", 0, [1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5]]]
+    ((_, name, first, blocks, chunks),) = next(iter(steps(lines, "load").values()))
+    assert (name, first, len(blocks), chunks) == ("r2", 4, 2, [4, 5])
 
 
 @pytest.mark.parametrize(
