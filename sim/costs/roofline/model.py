@@ -418,8 +418,7 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
         kept = self._row_parts.get(num_rows)
         if kept is not None:
             return kept
-        projection_s, sampler_s = self.head_parts(num_rows)
-        head_s = projection_s + sampler_s
+        head_s = sum(self.head_parts(num_rows))
         host_s = self.step_overhead_s + self.added_request_s() * num_rows
         return self._row_parts.keep(num_rows, (head_s, host_s))
 

@@ -16,15 +16,8 @@ from sim.costs.checks import (
     share,
 )
 from sim.costs.experts.exchange import Exchange, Nodes, token_bytes
-from sim.costs.experts.kernels import (
-    EXPERT_KERNELS,
-    START_INTERVAL_S,
-    reached_by_key,
-)
-from sim.costs.experts.routed import (
-    CORRELATION,
-    CORRELATION_INTERVAL,
-)
+from sim.costs.experts.kernels import EXPERT_KERNELS, START_INTERVAL_S, reached_by_key
+from sim.costs.experts.routed import CORRELATION, CORRELATION_INTERVAL
 from sim.costs.rates.collectives import reaching
 from sim.costs.rates.efficiencies import (
     BY_CHIP,
@@ -75,8 +68,6 @@ _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
 Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
-
-
 ATTENTION_EFFICIENCY: Final = 0.6
 """Share of peak that causal attention of long chunks reaches; see below."""
 
@@ -318,7 +309,8 @@ class RooflineParameters:
                 "step_overhead_s must be > 0: an empty step costs host time; "
                 "got 0: give 1e-6 or more"
             )
-        self._check_swapping()
+        check_choice("swap_variant", self.swap_variant, (*VARIANTS, None))
+        check_choice("swap_layout", self.swap_layout, (*LAYOUTS, None))
         tp, heads = self.tensor_parallel_size, self.model.num_attention_heads
         if tp < 1 or heads % tp:
             raise ConfigError(
@@ -419,10 +411,6 @@ class RooflineParameters:
             self.all2all_backend,
             self.enable_expert_parallel,
         )
-
-    def _check_swapping(self) -> None:
-        check_choice("swap_variant", self.swap_variant, (*VARIANTS, None))
-        check_choice("swap_layout", self.swap_layout, (*LAYOUTS, None))
 
     def swapping_rule(self) -> SwapRule:
         """Return `swap_rule` with what overrides it."""

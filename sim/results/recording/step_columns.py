@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.costs.base import CostModel, StepPricer
-    from sim.results.recording.step_log import StepLog
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -77,6 +76,14 @@ class Section(NamedTuple):
     read_once: Sequence[tuple[int, int]]
 
 
+class TakesColumns(Protocol):
+    """A log that hands sections in, `StepLog`."""
+
+    def take(self, columns: list[Column], num_rows: int, *, are_shared: bool) -> None:
+        """Take the columns of a section; see `StepLog.take`."""
+        ...
+
+
 class ColumnMaker:
     """Makes columns of what logs were told, in the order in which they hand it in.
 
@@ -85,7 +92,7 @@ class ColumnMaker:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[StepLog, Section]] = []
+        self._waiting: list[tuple[TakesColumns, Section]] = []
         self._num_steps = 0
         self._kind: Kind | None = None
         self._zeros: Words = np.zeros(0, np.uint64)
@@ -97,7 +104,7 @@ class ColumnMaker:
             self._zeros.setflags(write=False)
         return self._zeros[:num_rows]
 
-    def put(self, log: StepLog, section: Section, kind: Kind) -> None:
+    def put(self, log: TakesColumns, section: Section, kind: Kind) -> None:
         """Take what a log was told; it gets its columns now, or with later ones."""
         if self._kind is None or not kind.is_like(self._kind):
             self.make()

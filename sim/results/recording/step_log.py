@@ -115,9 +115,7 @@ class StepLog:
         self._num_told = 0  # steps that were handed in
         self._num_rows = 0  # those of them that are no whole batch
         self._num_awaited = 0  # of the latest of them
-        self._outputs_s = array(
-            "d"
-        )  # of those that were not emitted, from the first on
+        self._outputs_s = array("d")  # of those that were not emitted
         self._finished: list[Integers] = []  # rows of a step and its number
         self._parts: deque[tuple[int, list[Column]]] = deque()
         self._num_emitted = self._num_held = 0

@@ -422,7 +422,9 @@ def test_a_priced_pipeline_is_no_slower_a_stage_than_the_whole() -> None:
 def test_a_step_that_ends_requests_has_them_whatever_is_in_flight(
     monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", chunk_rows)
+    for module in ("step_log", "step_columns"):
+        name = f"sim.results.recording.{module}.CHUNK_ROWS"
+        monkeypatch.setattr(name, chunk_rows)
     monkeypatch.setattr("sim.results.recording.step_log.BATCH_ROWS", 2 * chunk_rows)
     kept = run(3, rate=10.0).recording
     streaks = kept.streaks

@@ -32,7 +32,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     for module in ("tables.steps", "recording.step_log", "tables.parquet"):
         monkeypatch.setattr(f"sim.results.{module}.BATCH_ROWS", 64)
     monkeypatch.setattr("sim.results.run._ITL_BATCH_ROWS", 1000)
-    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", 20)
+    for module in ("step_log", "step_columns"):
+        monkeypatch.setattr(f"sim.results.recording.{module}.CHUNK_ROWS", 20)
     return 64
 
 
