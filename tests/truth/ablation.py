@@ -40,6 +40,7 @@ class Variant:
     is_ahead: bool = True
     has_graphs: bool = True
     has_front_end: bool = True
+    has_cascade: bool = True
     cost: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,7 +51,8 @@ class Variant:
     @property
     def engine(self) -> dict[str, Any]:
         """Arguments of the engine beside the run's own."""
-        return {"cudagraph_capture_sizes": "release"} if self.has_graphs else {}
+        graphs = {"cudagraph_capture_sizes": "release"} if self.has_graphs else {}
+        return graphs if self.has_cascade else graphs | {"disable_cascade_attn": True}
 
 
 VARIANTS: Final = (
@@ -68,6 +70,7 @@ VARIANTS: Final = (
     Variant("experts chosen as published", cost={"moe_routing_correlation": 0.02}),
     Variant("without launches", cost={"launch_s": 0.0}),
     Variant("launches of 95 us each, not 26", cost={"launch_s": 95e-6}),
+    Variant("each request reads a common prefix", has_cascade=False),
     Variant("products at 0.72 of the peak", cost={"gemm_compute_efficiency": 0.72}),
 )
 

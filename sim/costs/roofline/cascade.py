@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from sim.costs.parts import Count, Line, Seconds, larger, where
+from sim.costs.roofline.attention_kernels import is_hopper
 from sim.costs.roofline.cascade_rule import CascadeRule
 from sim.costs.roofline.launches import LAUNCH_S, LaunchedRooflineCost, step_launches
 from sim.costs.sources import cascade_told
@@ -147,13 +148,9 @@ def rule_of(
         or plain != model.num_attention_layers
         or model.num_state_layers
         or model.kv_lora_rank
-        or (kv_cache_dtype.startswith("fp8") and not _is_hopper(gpu))
+        or (kv_cache_dtype.startswith("fp8") and not is_hopper(gpu))
     ):
         return None
     tp = tensor_parallel_size
     heads = model.num_attention_heads // tp, model.kv_heads_per_rank(tp)
     return CascadeRule(*heads, gpu.num_sms, CascadeCost.reading, replays_decodes)
-
-
-def _is_hopper(gpu: GpuSpec) -> bool:
-    return gpu.family.startswith(("h100", "h200", "h20", "h800", "gh200"))

@@ -336,9 +336,8 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
         )
 
     def copy_part_s(self, num_blocks: int) -> float:
-        if not num_blocks:
-            return 0.0
-        return self.copy_fixed_s + self._copy_block_s * num_blocks
+        copied_s = self.copy_fixed_s + self._copy_block_s * num_blocks
+        return copied_s if num_blocks else 0.0
 
     def _derive_host(self) -> None:
         model, tp = self.model, self.tensor_parallel_size

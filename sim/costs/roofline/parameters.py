@@ -27,6 +27,7 @@ from sim.costs.rates.efficiencies import (
     Products,
     efficiencies_of,
 )
+from sim.costs.roofline.attention_kernels import FA2_DECODE_TILE_TOKENS, packs_heads
 from sim.costs.roofline.cascade_rule import CascadeRule  # noqa: TC001 - see above
 from sim.costs.sources import factor, parameter
 from sim.costs.transfers import LAYOUTS, VARIANTS
@@ -50,16 +51,6 @@ from sim.scheduler.generation import (
     SwapRule,
     SwapVariant,
 )
-
-_PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
-"""Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head
-together in mixed batches too (FlashAttention 3 ``should_pack_gqa`` with varlen
-queries; Blackwell data-centre parts run decodes apart)."""
-
-_FA2_DECODE_TILE_TOKENS: Final = 80
-"""Query rows that FlashAttention 2 spends on a decode of a mixed batch: ``kBlockM``
-of its split-KV kernel is 64; 80 at the efficiency of prefill fits the mixed tables of
-the RTX PRO 6000."""
 
 _AIC = "aiconfigurator tables of a100, h100 and h200"
 _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
@@ -424,17 +415,14 @@ class RooflineParameters:
     def kv_itemsize_bytes(self) -> int:
         return kv_itemsize_bytes(self.model, self.kv_cache_dtype)
 
-    def _is_data_centre(self) -> bool:
-        return self.gpu.name.lower().startswith(_PACKED_GPUS)
-
     def mixed_tile_tokens(self) -> int:
         """Return `mixed_decode_tile_tokens`, or what None means on this GPU."""
         if self.mixed_decode_tile_tokens is not None:
             return self.mixed_decode_tile_tokens
         return (
             0
-            if self._is_data_centre() or self.model.kv_lora_rank
-            else _FA2_DECODE_TILE_TOKENS
+            if packs_heads(self.gpu) or self.model.kv_lora_rank
+            else FA2_DECODE_TILE_TOKENS
         )
 
     def _link_told(self) -> dict[str, Any] | None:
