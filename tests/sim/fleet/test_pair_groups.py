@@ -235,7 +235,7 @@ def test_a_lone_request_reads_its_blocks_and_one_state(caches: bool) -> None:
     [
         (False, STATES),
         (True, STATES),
-        pytest.param(True, STATES | {"prefix_match_unit": 16}, marks=pytest.mark.slow),
+        pytest.param(False, STATES | {"prefix_match_unit": 16}, marks=pytest.mark.slow),
         pytest.param(
             True, STATES | {"enable_prefix_caching": False}, marks=pytest.mark.slow
         ),
