@@ -333,7 +333,9 @@ def test_tokens_appear_when_outputs_are_processed(
     *,
     stepwise: bool,
 ) -> None:
-    monkeypatch.setattr("sim.results.recording.step_log.CHUNK_ROWS", chunk_rows)
+    for module in ("step_log", "step_columns"):
+        name = f"sim.results.recording.{module}.CHUNK_ROWS"
+        monkeypatch.setattr(name, chunk_rows)
     monkeypatch.setattr("sim.results.recording.step_log.BATCH_ROWS", 2 * chunk_rows)
     cost = {"kind": "roofline"}
     simulated = simulation(cost=cost, num_requests=30, rate=100.0, **engine)
