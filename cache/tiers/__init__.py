@@ -7,11 +7,11 @@ from cache.tiers.arc import ARCTierPolicy
 from cache.tiers.cpu import (
     TIER_POLICIES,
     CPUTier,
-    LookupResult,
     PreparedStore,
 )
 from cache.tiers.device import TierDevice, TierJob
 from cache.tiers.hierarchy import TierHierarchy
+from cache.tiers.lookups import LookupResult
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.policy import TierPolicy
 from cache.tiers.secondary import (

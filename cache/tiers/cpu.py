@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from cache.errors import CacheConfigError, CacheError, require
 from cache.tiers.arc import ARCTierPolicy
-from cache.tiers.extents import Chunks, Extent, ExtentIndex, Hold, Part
+from cache.tiers.extents import Chunks, Extent, Hold, Part
+from cache.tiers.lookups import ChunkLookups, end_of
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
 from cache.tiers.places import NO_INTS, Lot, column_of, gaps_of
@@ -33,19 +33,6 @@ TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
 """Policies by the name that ``eviction_policy`` takes: vLLM's two, and ours."""
 
 
-class LookupResult(Enum):
-    """Whether a chunk of KV blocks can be loaded from the tier."""
-
-    MISS = "miss"
-    """It is not there."""
-    HIT_PENDING = "hit_pending"
-    """It is being written: to be asked again."""
-    HIT = "hit"
-    """It can be loaded."""
-    RETRY = "retry"
-    """It is not known yet, of a tier behind the host: to be asked again."""
-
-
 class PreparedStore(NamedTuple):
     """The chunks of an offered store that the tier accepts."""
 
@@ -67,7 +54,7 @@ class PreparedStore(NamedTuple):
         return self.hold.chunk_ids
 
 
-class CPUTier:
+class CPUTier(ChunkLookups):
     """Chunks by their key, in so many places of host memory.
 
     ::
@@ -130,7 +117,7 @@ class CPUTier:
             )
         self.num_chunks = num_chunks
         self.policy = TIER_POLICIES[eviction_policy](num_chunks)
-        self._index = ExtentIndex()
+        super().__init__()
         self._num_used = self._num_writing = self._num_reading = 0
         self._num_begun = 0  # places that were ever used: 0, 1, ...
         self._free_ids: Ints = NO_INTS  # of these, the one left last at the end
@@ -164,80 +151,13 @@ class CPUTier:
         """Places that hold nothing."""
         return self.num_chunks - self._num_used
 
-    # -- looking up -----------------------------------------------------------
-
-    def lookup(self, run: int, index: int = 0) -> LookupResult:
-        """Say whether a chunk of a run is there. Changes nothing."""
-        found = self._index.find(run, index)
-        if found is None:
-            return LookupResult.MISS
-        is_written = found[0].is_written
-        return LookupResult.HIT_PENDING if is_written else LookupResult.HIT
-
-    def longest_prefix(
-        self, keys: Keys, first: int = 0, stop: int | None = None
-    ) -> tuple[int, bool]:
-        """Return how many leading chunks are there, and whether none is being written.
-
-        Parameters
-        ----------
-        keys, first, stop
-            A prompt, from which position on, and before which; it counts as no use of
-            the chunks.
-        """
-        found, is_ready = first, True
-        piece = keys.piece_of(first)
-        if self._index.find(keys.runs[piece], first - keys.starts[piece]) is None:
-            return 0, True  # mostly
-        for part in self._index.parts(keys, first, _end(keys, stop)):
-            if part.position > found:
-                break
-            found += part.stop - part.first
-            is_ready &= not part.extent.is_written
-        return found - first, is_ready
-
-    def last_window(
-        self, keys: Keys, first: int, stop: int, num_chunks: int, num_at_end: int
-    ) -> tuple[int, bool]:
-        """Return where the last window ends that is there, from `first` on.
-
-        Like `longest_prefix` it counts as no use of the chunks.
-
-        Parameters
-        ----------
-        keys, first, stop
-            A prompt, from which position on, and before which.
-        num_chunks, num_at_end
-            Chunks in a row that a window needs, and one that ends before `stop`.
-
-        Returns
-        -------
-        (int, bool)
-            The chunks behind `first` up to the end of the window; those that are there
-            from `first` on, where no window is; and whether none of it is being
-            written.
-        """
-        needed, at = num_at_end, stop
-        num_found, is_ready = 0, True
-        for part in reversed(self._index.parts(keys, first, stop)):
-            position, end = part.span
-            if end < at:
-                needed, num_found, is_ready = num_chunks, 0, True
-            is_ready &= not part.extent.is_written
-            num_missing = needed - num_found
-            if end - position >= num_missing:
-                return end - num_missing + needed - first, is_ready
-            num_found += end - position
-            at = position
-        return (0, True) if at > first else (num_found, is_ready)
-
     # -- loading --------------------------------------------------------------
 
     def prepare_load(
         self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> Hold:
         """Do as `load`, with chunks from one position on and before another one."""
-        return self.load([Lot(keys, first, _end(keys, stop))], access)
+        return self.load([Lot(keys, first, end_of(keys, stop))], access)
 
     def load(self, lots: Sequence[Lot], access: RequestAccess) -> Hold:
         """Hold chunks for a job that reads them.
@@ -318,7 +238,7 @@ class CPUTier:
         self, keys: Keys, access: RequestAccess, first: int = 0, stop: int | None = None
     ) -> PreparedStore | None:
         """Do as `offer`, with chunks from one position on and before another one."""
-        return self.offer([Lot(keys, first, _end(keys, stop))], access)
+        return self.offer([Lot(keys, first, end_of(keys, stop))], access)
 
     def offer(self, lots: Sequence[Lot], access: RequestAccess) -> PreparedStore | None:
         """Offer lots; return what is to be written, None if there is no room for it.
@@ -556,7 +476,3 @@ def _require_all(lot: Lot, parts: Sequence[Part]) -> None:
 
 def _is_in(part: Lot, lot: Lot) -> bool:
     return part.keys is lot.keys and lot.first <= part.first < lot.stop
-
-
-def _end(keys: Keys, stop: int | None) -> int:
-    return keys.stop if stop is None else stop

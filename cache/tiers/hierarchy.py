@@ -7,8 +7,8 @@ from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache.errors import TierError, require
-from cache.tiers.cpu import LookupResult
 from cache.tiers.device import TierJob
+from cache.tiers.lookups import LookupResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cache.errors import CacheConfigError, TierError, require
-from cache.tiers.cpu import LookupResult
 from cache.tiers.device import TierDevice, TierJob
+from cache.tiers.lookups import LookupResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -48,3 +48,7 @@ class BlockTable:
         self.groups = [GroupTable() for _ in range(num_groups)]
         self.known = known
         self.num_registered_tokens = 0
+
+    def ids_of(self, group: int) -> list[int]:
+        """Return the blocks in a group, 0 where none is."""
+        return [block.block_id for block in self.groups[group].blocks]

@@ -224,11 +224,9 @@ class BlockTables:
         request, num_tokens, found
             As there.
         num_tokens_to_cache
-            Leading tokens that were found, where the others are to be loaded, and count
-            as computed; None where they are to be computed.
+            Leading tokens that were found, where the others are to be loaded.
         num_external_tokens
-            Tokens behind the hits that are loaded before the step runs, which computes
-            the others.
+            Tokens behind the hits that are loaded before the step runs.
         """
         known = self._known.pop(request.request_id, None) or Known()
         table = request.table = BlockTable(len(self.managers), known)
@@ -237,24 +235,21 @@ class BlockTables:
             self._expect(request, self._policy_pool, found.num_blocks, num_tokens)
         num_hit_tokens = found.num_blocks * self.hit_alignment
         loads = num_tokens_to_cache is not None
-        num_computed = num_tokens if loads else num_hit_tokens + num_external_tokens
-        if found.parts or num_computed:
-            for manager, own, hits in zip(
-                self.managers, table.groups, found.parts or self._no_hits, strict=True
-            ):
-                manager.adopt(own, hits, num_hit_tokens, num_computed)
+        num_done = num_tokens if loads else num_hit_tokens + num_external_tokens
+        parts = list(zip(self.managers, table.groups, strict=True))
+        if found.parts or num_done:
+            by_group = found.parts or self._no_hits
+            for (manager, own), hits in zip(parts, by_group, strict=True):
+                manager.adopt(own, hits, num_hit_tokens, num_done)
         if loads or num_external_tokens:  # and no drafter writes behind it
-            parts = list(zip(self.managers, table.groups, strict=True))
-            early = [
-                p for p in parts if p[0].num_passed_tokens(num_computed) < num_computed
-            ]
+            early = [p for p in parts if p[0].num_passed_tokens(num_done) < num_done]
             for manager, own in early + parts if loads else early:
-                manager.lengthen(own, request, num_computed, num_computed, num_computed)
-            if loads:
-                return
+                manager.lengthen(own, request, *[num_done] * 3)
+        if loads:
+            return
         num_known = min(num_tokens, request.num_tokens) if self._has_drafts else None
         num_slots = self._num_slots(num_tokens)
-        self._lengthen(request, num_computed, num_tokens, num_slots, num_known)
+        self._lengthen(request, num_done, num_tokens, num_slots, num_known)
 
     # -- growth ---------------------------------------------------------------
 
@@ -473,13 +468,6 @@ class BlockTables:
         """See `Tables.block_ids`; one group after the other."""
         ids = [each for ids in self.group_block_ids(request) for each in ids]
         return ids[first:stop]
-
-    def ids_of_group(self, request: TableRequest, group: int) -> list[int]:
-        """Return the block table of a group; nothing without a table."""
-        table: BlockTable | None = request.table
-        if table is None:
-            return []
-        return [block.block_id for block in table.groups[group].blocks]
 
     def group_block_ids(
         self, request: TableRequest, *, behind_hits: bool = False

@@ -82,6 +82,7 @@ class GroupRunTables(RunTables):
                 else None
             )
         self.windows = [each for each in self._in_order if each is not None]
+        self._places = [None if w is None else w.place for w in self._in_order]
         by_spec: dict[Any, list[WindowGroup]] = {}
         for group, own in zip(layout.groups, self._in_order, strict=True):
             if own is not None:
@@ -236,8 +237,7 @@ class GroupRunTables(RunTables):
         num_computed = num_hits * self.block_size + num_external_tokens
         num_new_blocks = -(-num_tokens // self.block_size) - num_hits
         if num_tokens_to_cache is not None:
-            num_external_tokens = num_tokens - num_computed
-            num_computed = num_tokens
+            num_external_tokens, num_computed = num_tokens - num_computed, num_tokens
         needed = num_new_blocks * len(self.managers) + found.num_revived
         if num_external_tokens:
             needed = self.num_needed_blocks(
@@ -251,9 +251,7 @@ class GroupRunTables(RunTables):
         del self._runs[request.request_id]
         looked = self._looked.pop(request.request_id)
         full, hits = behind(found, self.windows, num_computed)
-        table = request.table = GroupRunTable(
-            runs, full, len(self.windows), looked.junction
-        )
+        table = request.table = GroupRunTable(runs, full, self._places, looked.junction)
         if num_computed:
             self._pool.share(full.parts, full.starts, num_hits)
             self._num_full_used += full.num_revived
@@ -446,27 +444,10 @@ class GroupRunTables(RunTables):
         looked = self._looked.get(request.request_id)
         return 0 if looked is None else looked.junction
 
-    def ids_of_group(self, request: TableRequest, group: int) -> list[int]:
-        """See `BlockTables.ids_of_group`."""
-        table: GroupRunTable | None = request.table
-        if table is None:
-            return []
-        window = self._in_order[group]
-        if window is None:
-            return table.block_ids()
-        own = table.windows[window.place]
-        return [0] * own.num_passed + own.ids
-
     def group_block_ids(self, request: TableRequest) -> list[list[int]]:
         """See `BlockTables.group_block_ids`."""
         table: GroupRunTable | None = request.table
-        if table is None:
-            return []
-        windows = [[0] * own.num_passed + own.ids for own in table.windows]
-        return [
-            table.block_ids() if window is None else windows[window.place]
-            for window in self._in_order
-        ]
+        return [] if table is None else [*map(table.ids_of, range(len(self._places)))]
 
     def block_ids(
         self, request: TableRequest, first: int = 0, stop: int | None = None

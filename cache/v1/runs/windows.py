@@ -75,14 +75,27 @@ class GroupRunTable(RunTable):
         See `cache.v1.groups.lookup.Hit`; of the look-up that it began with.
     """
 
-    __slots__ = ("junction", "windows")
+    __slots__ = ("_places", "junction", "windows")
 
     def __init__(
-        self, runs: BlockRuns, found: Found, num_windows: int, junction: int
+        self,
+        runs: BlockRuns,
+        found: Found,
+        places: Sequence[int | None],
+        junction: int,
     ) -> None:
         super().__init__(runs, found)
-        self.windows = [WindowTable() for _ in range(num_windows)]
+        self._places = places  # of each group among windows
+        self.windows = [WindowTable() for _ in range(len(places) - 1)]
         self.junction = junction
+
+    def ids_of(self, group: int) -> list[int]:
+        """Return the blocks in a group, 0 where none is."""
+        place = self._places[group]
+        if place is None:
+            return self.block_ids()
+        own = self.windows[place]
+        return [0] * own.num_passed + own.ids
 
 
 class WindowGroup:

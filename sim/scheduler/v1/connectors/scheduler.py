@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
 from cache.v1.tables import NOTHING_FOUND
 from sim.scheduler.request import RequestStatus
+from sim.scheduler.v1.connectors.asked import AskedScheduler
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import check_layout, connector_of
 from sim.scheduler.v1.connectors.head_blocks import HeadBlocks
 from sim.scheduler.v1.connectors.heads import Head, Heads
 from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
-from sim.scheduler.v1.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,18 +28,16 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import TransferReport
-    from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
     from sim.scheduler.v1.connectors.heads import Look
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
 
-_running_order = attrgetter("order")
 _LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
 _WAITING = RequestStatus.WAITING
 
 
-class ConnectorScheduler(Scheduler):
+class ConnectorScheduler(AskedScheduler):
     """`Scheduler` with a KV connector, which may have more of a request than the pool.
 
     What is different follows from requests that hold blocks and do not run:
@@ -105,7 +101,6 @@ class ConnectorScheduler(Scheduler):
         self.transfers: StepTransfers | StepPulls = (
             StepPulls() if settings.offload is None else StepTransfers()
         )
-        self._block_sizes = [group.spec.block_size for group in self.layout.groups]
         block_size = self.layout.scheduler_block_size
         self._heads = Heads(self.tables, self.connector, self._hit_tokens, block_size)
         self.looks: list[Look] = []
@@ -312,61 +307,6 @@ class ConnectorScheduler(Scheduler):
     def _leave_queue(self, request: Request) -> None:
         self._loads.end(request)
         self._passed_over.discard(request)
-
-    # -- what the connector asks of a call (`connectors.base.Batch`) ------------
-
-    def preempted(self) -> Iterable[Request]:
-        return [each.request for each in self.preemptions]
-
-    def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
-        asked = sorted(requests, key=_running_order)
-        if not asked:
-            return {}
-        chunks = {request: after for request, _, after in self.prompts}
-        idle = {*self.passed_over, *self.prefilling}
-        return {
-            each: chunks[each] if each in chunks else self.num_computed_tokens(each)
-            for each in asked
-            if each in chunks or each not in idle
-        }
-
-    def new_block_ids(self) -> Iterable[list[int]]:
-        sizes, step = self._block_sizes, self.step - 1
-        prompts = (
-            self.block_ids(request, -(-before // size), group=group)
-            for request, before, _ in self.prompts
-            if request.order < self._first_admitted
-            for group, size in enumerate(sizes)
-        )
-        clock, idle = self.clock, set(self.passed_over)
-        decodes = (
-            self.block_ids(
-                *(request, (self.num_computed_tokens(request) - 1) // size),
-                group=group,
-            )
-            for group, size in enumerate(sizes)
-            for phase in range(0, clock.block_size, size)
-            for request in clock.opening(step - phase)
-            if request not in idle
-        )
-        return chain(prompts, decodes)
-
-    def block_ids(
-        self,
-        request: Request,
-        first: int = 0,
-        stop: int | None = None,
-        *,
-        group: int | None = None,
-    ) -> list[int]:
-        if group is None or self.groups is None:
-            return self.tables.block_ids(request, first, stop)
-        return self.groups.ids_of_group(request, group)[first:stop]
-
-    def offered(self, request: Request) -> GroupBlockIds:
-        """Return the blocks of a prompt that a producer holds for others, by group."""
-        exchange: Exchange = self.connector.pairing.exchange
-        return exchange.offered(request)
 
     # -- ends -----------------------------------------------------------------
 
