@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cache.errors import require
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -105,6 +107,24 @@ class HeadBlocks:
         num_free: int = tables.num_free_blocks - self._num_spare
         return num_needed + num_reserved <= num_free
 
+    def begin(self, request: Request, head: Head, num_tokens: int, step: int) -> bool:
+        """Give a head its slots up to a token, if they fit; say whether they do.
+
+        Parameters
+        ----------
+        request, head, num_tokens, step
+            See `Gate.lets_in`; one that has loaded has a table.
+        """
+        if request.table is not None:
+            return self.extend(request, num_tokens, head.num_computed_tokens)
+        loads = {}
+        if self._has_groups and head.num_external_tokens:
+            loads = {"num_external_tokens": head.num_external_tokens}
+        if not self._gate.lets_in(request, num_tokens, head.found, step, **loads):
+            return False
+        self._tables.begin(request, num_tokens, head.found, **loads)
+        return True
+
     def extend(self, request: Request, num_tokens: int, num_computed: int) -> bool:
         """Give a head that has loaded its slots up to a token; say if they fit."""
         num_slots = self._num_slots(num_tokens)
@@ -121,6 +141,48 @@ class HeadBlocks:
     def _num_slots(self, num_tokens: int) -> int:
         """Return the slots of a head that computes up to a token."""
         return num_tokens
+
+    # -- proof ----------------------------------------------------------------
+
+    def _num_entries(self, num_tokens: int) -> int:
+        """Return the entries of the tables of a request of so many tokens."""
+        tables: Any = self._tables
+        if self._has_groups:
+            num_entries: int = tables.num_entries(num_tokens)
+            return num_entries
+        num_blocks: int = -(-num_tokens // tables.block_size)
+        return num_blocks
+
+    def check_prompt(self, request: Request) -> None:
+        """Let a prompt hold what a load failed to fill, until it is computed.
+
+        Raises
+        ------
+        InvariantError
+            If it holds fewer blocks than were computed, or more than it needs.
+        """
+        num_held = len(self._tables.block_ids(request))
+        num_computed = min(request.num_computed_tokens, self._most_slots)
+        num_most = self._num_entries(max(request.num_tokens, num_computed))
+        require(
+            self._num_entries(num_computed) <= num_held <= num_most,
+            f"request {request.request_id}: {num_computed} of {request.num_tokens} "
+            f"tokens computed, {num_held} blocks held",
+        )
+
+    def check_loaded(self, request: Request) -> None:
+        """Let a waiting request hold what it has loaded.
+
+        Raises
+        ------
+        InvariantError
+            If it holds fewer blocks.
+        """
+        num_least = self._num_entries(request.num_computed_tokens)
+        require(
+            request.table is None or len(self._tables.block_ids(request)) >= num_least,
+            f"request {request.request_id} holds fewer blocks than it has loaded",
+        )
 
 
 class DraftingHeadBlocks(HeadBlocks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cache.stats import PrefixCacheStats
 from cache.v1.block_tables import BlockTables
 
 if TYPE_CHECKING:
@@ -50,6 +51,25 @@ class Head(NamedTuple):
     @property
     def num_computed_tokens(self) -> int:
         return self.num_local_tokens + self.num_external_tokens
+
+
+class ExternalStats(PrefixCacheStats):
+    """What is asked of a connector, and what it has, beyond local hits."""
+
+    def note(self, request: Request, head: Head) -> None:
+        """Count a look-up of a head that has got its blocks."""
+        self.record(
+            *(request.num_tokens - head.num_local_tokens, head.num_external_tokens),
+            preempted=request.num_preemptions > 0,
+        )
+
+    def external_summary(self) -> dict[str, Any]:
+        """Return the counters as those of the connector, JSON-ready."""
+        return {
+            f"external_{key}": number
+            for key, number in self.summary(0).items()
+            if key.startswith("prefix_cache")
+        }
 
 
 class Heads:

@@ -7,14 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
-from cache.stats import PrefixCacheStats
 from cache.v1.tables import NOTHING_FOUND
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.asked import AskedScheduler
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import check_layout, connector_of
 from sim.scheduler.v1.connectors.head_blocks import HeadBlocks
-from sim.scheduler.v1.connectors.heads import Head, Heads
+from sim.scheduler.v1.connectors.heads import ExternalStats, Head, Heads
 from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
 
@@ -110,7 +109,7 @@ class ConnectorScheduler(AskedScheduler):
         self._free = self._let_go
         self._kept: set[Request] = set()  # leave, and their blocks are in use still
         self.has_ended_requests = False
-        self.external_stats = PrefixCacheStats()
+        self.external_stats = ExternalStats()
         self._loads = Loads()
         self._passed_over: set[Request] = set()  # waiting, and set aside by a scan
 
@@ -237,25 +236,11 @@ class ConnectorScheduler(AskedScheduler):
 
     def _begin_table(self, request: Request, head: Head, num_new_tokens: int) -> bool:
         """Give a head its slots, if they fit; say whether they do."""
-        tables, num_computed = self.tables, head.num_computed_tokens
-        num_tokens = min(num_computed + num_new_tokens, self._most_slots)
-        if request.table is None:
-            loads = {"num_external_tokens": head.num_external_tokens}
-            if self.groups is None or not head.num_external_tokens:
-                loads = {}
-            if not self.gate.lets_in(
-                request, num_tokens, head.found, self.step, **loads
-            ):
-                return False
-            tables.begin(request, num_tokens, head.found, **loads)
-        elif not self._head_blocks.extend(request, num_tokens, num_computed):
-            return False
-        if head.is_looked_up:
-            self._count_hits(request, head)
-        self.connector.update_state_after_alloc(
-            request, partial(self.block_ids, request), head.num_external_tokens
-        )
-        return True
+        num_tokens = min(head.num_computed_tokens + num_new_tokens, self._most_slots)
+        has_slots = self._head_blocks.begin(request, head, num_tokens, self.step)
+        if has_slots:
+            self._note_blocks(request, head)
+        return has_slots
 
     def _in_mid_way(self) -> dict[Request, None]:
         """Return the running requests that have a part of their prompt to compute."""
@@ -274,23 +259,24 @@ class ConnectorScheduler(AskedScheduler):
         self.tables.begin(
             request, num_tokens, head.found, num_tokens_to_cache=head.num_local_tokens
         )
-        self._count_hits(request, head)
         request.num_computed_tokens = num_tokens
         request.move_to(_LOADING)
         self._loads.begin(request)
         self._passed_over.add(request)
+        self._note_blocks(request, head)
+
+    def _note_blocks(self, request: Request, head: Head) -> None:
+        """Count what was found of a head that has its blocks; tell the connector."""
+        if head.is_looked_up:
+            self.external_stats.note(request, head)
+        if head.is_looked_up and self.enable_caching:
+            self.prefix_cache_stats.record(
+                *(request.num_tokens, head.num_local_tokens),
+                preempted=request.num_preemptions > 0,
+            )
         self.connector.update_state_after_alloc(
             request, partial(self.block_ids, request), head.num_external_tokens
         )
-
-    def _count_hits(self, request: Request, head: Head) -> None:
-        preempted, num_local = request.num_preemptions > 0, head.num_local_tokens
-        num_missed, num_hits = request.num_tokens - num_local, head.num_external_tokens
-        self.external_stats.record(num_missed, num_hits, preempted=preempted)
-        if self.enable_caching:
-            self.prefix_cache_stats.record(
-                request.num_tokens, num_local, preempted=preempted
-            )
 
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         if request.status is not _PREEMPTED:
@@ -379,14 +365,10 @@ class ConnectorScheduler(AskedScheduler):
 
     def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
         """Let loading requests compute what was not filled, or end them."""
-        for request in list(self.waiting.holding):
-            if request.status is not _LOADING:
-                continue
-            is_cut = self._loads.cut(
-                *(request, self.block_ids(request), self.block_size),
-                invalid=invalid,
-                failed=failed,
-            )
+        loading = [each for each in self.waiting.holding if each.status is _LOADING]
+        cut = partial(self._loads.cut, invalid=invalid, failed=failed)
+        for request in loading:
+            is_cut = cut(request, self.block_ids(request), self.block_size)
             if is_cut and not self._recomputes:
                 self._fail(request)
 
@@ -428,12 +410,7 @@ class ConnectorScheduler(AskedScheduler):
         return groups.num_stored_tokens(num_tokens) - groups.num_stored_tokens(0)
 
     def summary(self) -> dict[str, Any]:
-        stats = self.external_stats.summary(0)
-        external = {
-            f"external_{key}": number
-            for key, number in stats.items()
-            if key.startswith("prefix_cache")
-        }
+        external = self.external_stats.external_summary()
         return {**super().summary(), **external, **self.connector.summary()}
 
     def _holders(self) -> list[Request]:
@@ -444,35 +421,16 @@ class ConnectorScheduler(AskedScheduler):
         return self.waiting.fresh
 
     def _check_blocks(self, request: Request) -> None:
-        """Let a prompt hold what a load failed to fill, until it is computed."""
-        if request not in self.prefilling:
+        if request in self.prefilling:
+            self._head_blocks.check_prompt(request)
+        else:
             super()._check_blocks(request)
-            return
-        num_held = len(self.tables.block_ids(request))
-        num_computed = min(request.num_computed_tokens, self._most_slots)
-        num_most = self._num_entries(max(request.num_tokens, num_computed))
-        require(
-            self._num_entries(num_computed) <= num_held <= num_most,
-            f"request {request.request_id}: {num_computed} of {request.num_tokens} "
-            f"tokens computed, {num_held} blocks held",
-        )
-
-    def _num_entries(self, num_tokens: int) -> int:
-        """Return the entries of the tables of a request of so many tokens."""
-        if self.groups is not None:
-            return self.groups.num_entries(num_tokens)
-        return -(-num_tokens // self.block_size)
 
     def check(self) -> None:
         super().check()
         self.connector.check()
         for request in self.waiting.holding:
-            num_entries = self._num_entries(request.num_computed_tokens)
-            require(
-                len(self.tables.block_ids(request))
-                >= num_entries * bool(request.table),
-                f"request {request.request_id} holds fewer blocks than it has loaded",
-            )
+            self._head_blocks.check_loaded(request)
         require(
             all(each.status.is_finished for each in self.delayed),
             "a request keeps blocks as if it had ended",
