@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from math import inf
 from types import SimpleNamespace as Told
 from typing import Any
@@ -68,13 +69,13 @@ def test_looks_at_what_is_behind_the_host_come_one_interval_after_another(
 
 def test_a_decode_that_opened_a_block_tells_of_that_alone() -> None:
     scheduler: Any = Told(
-        block_size=16,
+        layout=Told(groups=[Told(spec=Told(block_size=16))]),
         step=8,
         prompts=[],
         passed_over=(),
-        clock=Told(opening=lambda step: ["decode"] if step == 7 else []),
+        clock=Told(block_size=16, opening=lambda step: ["decode"] if step == 7 else []),
         num_computed_tokens=lambda _: 33,  # two blocks are full
-        block_ids=lambda _, first: [10, 11, 12][first:],
+        block_ids=lambda _, first, group: [10, 11, 12][first:],
     )
     assert [*ConnectorScheduler.new_block_ids(scheduler)] == [[12]]
 
@@ -142,6 +143,7 @@ def test_a_newcomer_ahead_of_a_head_that_is_kept_out_is_looked_at() -> None:
         _decodes=Told(num_steps=lambda _, most: most),
         _chunks=Told(are_spaced=False),
     )
+    told._num_steps_shut = partial(Scheduler._num_steps_shut, told)
     assert Scheduler.quiet_steps(told, 50) == 0
     told.waiting.peek_request = lambda: "refused"
     assert Scheduler.quiet_steps(told, 50) == 7

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.v1.tables import NOTHING_FOUND
 from sim.scheduler.request import RequestStatus
-from sim.scheduler.v1.connectors.asked import AskedScheduler
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers, no_blocks
 from sim.scheduler.v1.connectors.choice import check_layout, connector_of
 from sim.scheduler.v1.connectors.head_blocks import HeadBlocks
 from sim.scheduler.v1.connectors.heads import ExternalStats, Head, Heads
 from sim.scheduler.v1.connectors.loads import Loads
 from sim.scheduler.v1.connectors.queues import HoldingQueues
+from sim.scheduler.v1.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import TransferReport
+    from sim.scheduler.v1.connectors.exchange import Exchange, GroupBlockIds
     from sim.scheduler.v1.connectors.heads import Look
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
@@ -36,7 +39,7 @@ _PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
 _WAITING = RequestStatus.WAITING
 
 
-class ConnectorScheduler(AskedScheduler):
+class ConnectorScheduler(Scheduler):
     """`Scheduler` with a KV connector, which may have more of a request than the pool.
 
     What is different follows from requests that hold blocks and do not run:
@@ -64,8 +67,7 @@ class ConnectorScheduler(AskedScheduler):
     delayed
         Requests that have ended and still hold blocks.
     received, failed
-        Requests whose load the latest report has ended, and those that it has ended
-        with an error.
+        Requests whose load the latest report has ended, and ended with an error.
     has_ended_requests
         Whether some have ended that the next call settles: they may have to store.
     external_stats
@@ -293,6 +295,67 @@ class ConnectorScheduler(AskedScheduler):
     def _leave_queue(self, request: Request) -> None:
         self._loads.end(request)
         self._passed_over.discard(request)
+
+    # -- what the connector asks of a call (`connectors.base.Batch`) ------------
+
+    def preempted(self) -> Iterable[Request]:
+        return [each.request for each in self.preemptions]
+
+    def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
+        asked = sorted(requests, key=attrgetter("order"))
+        if not asked:
+            return {}
+        chunks = {request: after for request, _, after in self.prompts}
+        idle = {*self.passed_over, *self.prefilling}
+        return {
+            each: chunks[each] if each in chunks else self.num_computed_tokens(each)
+            for each in asked
+            if each in chunks or each not in idle
+        }
+
+    def new_block_ids(self) -> Iterable[list[int]]:
+        sizes = [group.spec.block_size for group in self.layout.groups]
+        step = self.step - 1
+        prompts = (
+            self.block_ids(request, -(-before // size), group=group)
+            for request, before, _ in self.prompts
+            if request.order < self._first_admitted
+            for group, size in enumerate(sizes)
+        )
+        clock, idle = self.clock, set(self.passed_over)
+        decodes = (
+            self.block_ids(
+                *(request, (self.num_computed_tokens(request) - 1) // size),
+                group=group,
+            )
+            for group, size in enumerate(sizes)
+            for phase in range(0, clock.block_size, size)
+            for request in clock.opening(step - phase)
+            if request not in idle
+        )
+        return chain(prompts, decodes)
+
+    def block_ids(
+        self,
+        request: Request,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        group: int | None = None,
+    ) -> list[int]:
+        if group is None or self.groups is None:
+            tables: Any = self.tables
+            found: list[int] = tables.block_ids(request, first, stop)
+            return found
+        if request.table is None:
+            return []
+        ids: list[int] = request.table.ids_of(group)
+        return ids[first:stop]
+
+    def offered(self, request: Request) -> GroupBlockIds:
+        """Return the blocks of a prompt that a producer holds for others, by group."""
+        exchange: Exchange = self.connector.pairing.exchange
+        return exchange.offered(request)
 
     # -- ends -----------------------------------------------------------------
 

@@ -131,9 +131,8 @@ def test_files_are_compared_under_the_installed_release(
         (["--engine-version", "0.5"], "engine_version must be from 0.8 to 0.33"),
         (["--engine-version", "5.17", "w.json"], "must be from 0.8 to 0.33"),
         (["nothing.json"], "nothing.json: No such file"),
-        (["--offload", "--groups"], "give it without --groups"),
-        (["--offload", "--speculative"], "give it without --groups and --speculative"),
-        (["--pairs", "--offload", "--groups"], "give it without --groups"),
+        (["--offload", "--speculative"], "give it without --speculative"),
+        (["--pairs", "--offload", "--groups"], "one of --groups and --pairs"),
         (["--decoders", "2"], "say how many engines --pairs draws"),
         (
             ["--pairs", "--prefillers", "-1"],
