@@ -71,11 +71,11 @@ class AheadConnectorScheduler(ConnectorScheduler, AheadScheduler):
     def _num_processed_tokens(self, request: Request) -> int:
         if request not in self.running:
             return request.num_computed_tokens
-        if request not in self.prefilling:
-            return request.num_computed_tokens - 1
-        for each, before, _ in self.prompts:
+        for each, before, _ in self.prompts:  # a decode in its first step, too
             if each is request:
                 return before
+        if request not in self.prefilling:
+            return request.num_computed_tokens - 1
         return min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _in_mid_way(self) -> dict[Request, None]:
