@@ -192,12 +192,12 @@ def test_engines_behind_a_router_may_run_as_far_as_it_looks(seeds: range) -> Non
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(4), id="0-3"),
-        pytest.param(range(4, 90), id="4-89", marks=pytest.mark.slow),
+        pytest.param([0, 1, 6, 8], id="quick"),
+        pytest.param(range(90), id="0-89", marks=pytest.mark.slow),
     ],
 )
 def test_prefillers_and_decoders_may_run_as_far_as_others_let_them(
-    seeds: range,
+    seeds: Sequence[int],
 ) -> None:
     reached: Counter[str] = Counter()
     for seed in seeds:

@@ -463,7 +463,7 @@ class Mine(SecondaryTier):
     def {method}
 """
 AGAIN = """
-        from cache.tiers.cpu import LookupResult
+        from cache.tiers import LookupResult
         return LookupResult.RETRY
 """
 
@@ -473,7 +473,7 @@ AGAIN = """
     [
         ("lookup(self, key, access, now_s): return True", "lookup must return HIT, "),
         (
-            "lookup(self, *_):\n        from cache.tiers.cpu import LookupResult\n"
+            "lookup(self, *_):\n        from cache.tiers import LookupResult\n"
             "        return LookupResult.HIT",
             "lookup said HIT of a chunk that is not there",
         ),
