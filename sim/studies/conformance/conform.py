@@ -200,7 +200,7 @@ def _pair_facts(workload: DecisionWorkload, lines: list[Line]) -> dict[str, bool
         "heartbeats": "heartbeat",
     }
     pulls = [pull for line in lines for pull in line.get("pull", ())]
-    decodes = [line for line in lines if line["e"].startswith("D")]
+    decodes = [line for line in lines if line.get("e", "").startswith("D")]
     num_prefillers, num_decoders = (len(workload.sides(name)) for name in ROLES)
     return {
         "pulls": any(waits for _, _, _, waits, *_ in pulls),

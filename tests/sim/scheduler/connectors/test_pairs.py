@@ -266,6 +266,16 @@ def test_no_block_is_lost_between_engines(case: PairDriver) -> None:
     assert sorted(held) == sorted(gone)
 
 
+def test_a_run_that_ends_with_an_error_is_covered() -> None:
+    """Its last line is of no engine, but of the driver."""
+    workload = random_pair_workload(0, "0.33.0")
+    error = {"t": 9, "error": "step 9: the engine would preempt a for ever"}
+    lines = [{"t": 8, "e": "D", "preempt": ["a"]}, error]
+    coverage = Coverage()
+    coverage.add(workload, Comparison(None, lines))
+    assert coverage.workloads_with["preempted decodes"] == 1
+
+
 def test_random_pairs_reach_the_rules_of_pairs() -> None:
     coverage = Coverage()
     for seed in range(24):
