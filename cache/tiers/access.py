@@ -97,7 +97,7 @@ class RequestAccess:
 
     @property
     def lots(self) -> list[Lot]:
-        """What it has shown, group by group, by position."""
+        """The lots of prompts that the request has shown, by group and position."""
         return [
             lot
             for _, lots in sorted(self._lots.items())

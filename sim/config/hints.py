@@ -41,7 +41,7 @@ _OF_AN_ENGINE = {
     "kind": "scheduler",
     "type": "scheduler",
 }
-"""What else a user may call the key that names an engine."""
+"""Other words for the key that names an engine."""
 
 _WITHOUT_EFFECT = {
     "mamba_block_size": "blocks of states are as long as those of attention",

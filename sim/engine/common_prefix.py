@@ -17,10 +17,10 @@ Shape = tuple[int, ...]
 
 
 class CommonPrefixes:
-    """What the steps of an engine read once.
+    """Tells the step log which prefix tokens a step reads once for all requests.
 
-    Noted before a step is priced: of the batch that was formed, or of decodes whose
-    quiet steps follow, during which it stays as it is.
+    It does so before a step is priced: of the batch that was formed, or of decodes
+    whose quiet steps follow, during which it stays as it is.
 
     Parameters
     ----------

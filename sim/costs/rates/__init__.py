@@ -1,1 +1,1 @@
-"""What kernels and links reach of a datasheet, and how far off that may be."""
+"""Shares of a datasheet that kernels and links reach, with their intervals."""

@@ -43,7 +43,7 @@ _IN_FACTS: Final = ("num_physical_blocks", "num_logical_blocks", "num_logical_to
 
 
 class Kind(NamedTuple):
-    """What steps have in common whose columns can be made at once.
+    """Properties of steps whose columns can be made at once.
 
     See `StepLog.price_by`, `StepLog.describe_pool` and `StepLog.facts`.
     """
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What a log was told of some steps in a row; see `StepLog`.
+    """The entries of a log for some steps in a row; see `StepLog`.
 
     `begun_s` are the times at which steps begin that follow another one of a stretch,
     from the step of number `num_before` on.

@@ -54,7 +54,7 @@ class Head(NamedTuple):
 
 
 class ExternalStats(PrefixCacheStats):
-    """What is asked of a connector, and what it has, beyond local hits."""
+    """Counts of tokens asked of a connector and found there, beyond local hits."""
 
     def note(self, request: Request, head: Head) -> None:
         """Count a look-up of a head that has got its blocks."""

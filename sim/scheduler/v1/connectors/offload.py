@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GroupOffload:
-    """What is known of a request in a group.
+    """The state of a request in one KV cache group.
 
     Attributes
     ----------
