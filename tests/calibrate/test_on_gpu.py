@@ -179,8 +179,8 @@ def test_experts_of_other_precisions(
     at = curve("routed_experts", "fused_moe", dtype, constants)
     check = device.check(geometry(), at, "vllm")
     assert check.passed, check
-    for values in ((16, 82), (1024, 128)):
-        found.append(timed(device, Point(at, values), "vllm")[0] + f"  {dtype}")
+    points = [Point(at, values) for values in ((16, 82), (1024, 128))]
+    found += [f"{timed(device, point, 'vllm')[0]}  {dtype}" for point in points]
 
 
 def test_time_grows_with_the_experts_that_are_touched(
