@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from sim.cli import options
 from sim.cli.console import print_json
 
 
 def capacity(
-    *,
     model: str,
+    *,
     gpu: str,
     engine: Literal["vllm", "sglang"] = "vllm",
     tensor_parallel_size: options.TensorParallelSize = 1,
-    pipeline_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    enable_expert_parallel: options.Flag = False,
+    pipeline_parallel_size: Annotated[
+        int, Parameter(name=["--pipeline-parallel-size", "-pp"])
+    ] = 1,
+    data_parallel_size: Annotated[
+        int, Parameter(name=["--data-parallel-size", "-dp"])
+    ] = 1,
+    enable_expert_parallel: Annotated[
+        options.Flag, Parameter(name=["--enable-expert-parallel", "-ep"])
+    ] = False,
     gpu_memory_utilization: float | None = None,
     block_size: options.BlockSize | None = None,
     dtype: options.WeightDtype = "auto",
     quantization: str | None = None,
     kv_cache_dtype: options.KvCacheDtype = "auto",
-    max_model_len: int | None = None,
+    max_model_len: options.Size = None,
     max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
+    max_num_batched_tokens: options.Size = None,
     engine_version: str | None = None,
     enforce_eager: options.Flag = False,
     num_gpu_blocks_override: int | None = None,
-    kv_cache_memory_bytes: int | None = None,
+    kv_cache_memory_bytes: options.Size = None,
     weights_gib: float | None = None,
     enable_prefix_caching: bool = True,
     async_scheduling: bool | None = None,

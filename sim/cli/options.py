@@ -24,8 +24,30 @@ def _whole(type_: Any, tokens: Sequence[Any]) -> int:
     return int(text)
 
 
+_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+
+
+def _suffixed(type_: Any, tokens: Sequence[Any]) -> int:
+    """Read 32k, 25.6k (thousands) and 32K (of 1,024), as ``vllm serve`` does."""
+    text = tokens[0].value
+    number, factor = text[:-1], _FACTORS.get(text[-1:], 0)
+    if factor and number.isdecimal():
+        return int(number) * factor
+    if factor and text[-1].islower() and number.replace(".", "", 1).isdecimal():
+        return int(float(number) * factor)
+    if not text.lstrip("-").isdecimal():
+        raise ValueError(f"must be a whole number, or one such as 32k, got {text}")
+    return int(text)
+
+
 Flag = Annotated[bool, Parameter(negative="")]
 Whole = Annotated[int, Parameter(converter=_whole)]
+Size = Annotated[int | None, Parameter(converter=_suffixed)]
 Several = Annotated[list[str] | None, Parameter(negative="")]
 Assignments = Annotated[
     list[str] | None,
@@ -71,7 +93,11 @@ SkipBadLines = Annotated[
 
 BlockSize = Annotated[int, Parameter(help="Tokens a block.")]
 TensorParallelSize = Annotated[
-    int, Parameter(help="Number of GPUs that share the model.")
+    int,
+    Parameter(
+        name=["--tensor-parallel-size", "-tp"],
+        help="Number of GPUs that share the model.",
+    ),
 ]
 WeightDtype = Annotated[
     str, Parameter(help="Data type of the weights; auto takes the model's own.")

@@ -46,8 +46,8 @@ SomeNames = Annotated[list[str] | None, Parameter(converter=_names, negative="")
 
 @options.claiming("write")
 def size(
-    *,
     model: str,
+    *,
     gpu: Names,
     input_tokens: options.Whole | None = None,
     output_tokens: options.Whole | None = None,
@@ -59,7 +59,9 @@ def size(
     p99_ttft: Latency = None,
     p99_tpot: Latency = None,
     p99_e2el: Latency = None,
-    tensor_parallel_size: SomeNames = None,
+    tensor_parallel_size: Annotated[
+        SomeNames, Parameter(name=["--tensor-parallel-size", "-tp"])
+    ] = None,
     price: SomeNames = None,
     set_: options.Settings = None,
     explain: options.Flag = False,

@@ -100,9 +100,15 @@ _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], .
     ("gb200", 184.5, 8000, 2500, 5000, 900, 225, "NVIDIA GB200 NVL72"),
     ("h20", 95.1, 4000, 148, 296, 450, _PCIE5, "NVIDIA H20 SXM5"),
     ("h100_nvl", 93.1, 3938, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H100 NVL"),
+    ("h200_nvl", 139.8, 4800, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H200 NVL"),
+    ("h800_sxm", 79.2, 3350, 989.4, 1978.9, 200, _PCIE5, "NVIDIA H800 SXM5"),
+    ("gh200", 95.1, 4000, 989.4, 1978.9, 450, 450, "NVIDIA GH200 96GB HBM3"),
+    ("a800_sxm", 79.25, 2039, 312, None, 200, _PCIE4, "NVIDIA A800 80GB SXM4"),
+    ("a100_pcie_40gb", 39.49, 1555, 312, None, _PCIE4, _PCIE4, "NVIDIA A100 40GB PCIe"),
     ("a10", 22.0, 600, 125, None, _PCIE4, _PCIE4, "NVIDIA A10"),
     ("a10g", 22.0, 600, 70, None, _PCIE4, _PCIE4, "NVIDIA A10G (AWS G5)"),
     ("a40", 44.5, 696, 149.7, None, _PCIE4, _PCIE4, "NVIDIA A40"),
+    ("l20", 44.5, 864, 119.5, 239, _PCIE4, _PCIE4, "NVIDIA L20"),
     ("l4", 22.03, 300, 121, 242.5, _PCIE4, _PCIE4, "NVIDIA L4"),
     ("rtx_a6000", 47.5, 768, 154.8, None, _PCIE4, _PCIE4, "NVIDIA RTX A6000"),
     ("rtx_6000_ada", 47.5, 960, 364.2, 728.5, _PCIE4, _PCIE4,
@@ -134,10 +140,12 @@ where none without is given."""
 
 _NUM_SMS: Mapping[str, int] = MappingProxyType(
     {
-        **dict.fromkeys(("h100_sxm", "h200_sxm", "h100_nvl"), 132),
+        **dict.fromkeys(("h100_sxm", "h200_sxm", "h100_nvl", "h200_nvl"), 132),
+        **dict.fromkeys(("h800_sxm", "gh200"), 132),
         "h100_pcie": 114,
         "h20": 78,
         **dict.fromkeys(("a100_sxm", "a100_pcie", "a100_sxm_40gb"), 108),
+        **dict.fromkeys(("a100_pcie_40gb", "a800_sxm"), 108),
         "l40s": 142,
         **dict.fromkeys(("rtx_pro_6000_workstation", "rtx_pro_6000_server"), 188),
         "rtx_5090": 170,
@@ -148,6 +156,7 @@ _NUM_SMS: Mapping[str, int] = MappingProxyType(
         "a40": 84,
         "a10": 72,
         "a10g": 80,
+        "l20": 92,
         "l4": 58,
     }
 )
@@ -182,7 +191,13 @@ def _gpu(
     )
 
 
+_SAME_CHIP: Mapping[str, str] = MappingProxyType({"h800_sxm": "h100", "gh200": "h100"})
+"""Not the A800's: releases ask for the name of the A100 (`default_batch`)."""
+
+
 def _family(name: str) -> str:
+    if name in _SAME_CHIP:
+        return _SAME_CHIP[name]
     if not name.startswith("rtx_"):
         return name.split("_", maxsplit=1)[0]
     return name.removesuffix("_workstation").removesuffix("_server")
@@ -201,7 +216,8 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "h100": "h100_sxm",
         "h100_80gb": "h100_sxm",
-        "h100_80gb_hbm3": "h100_sxm",
+        "h100_80gb_sxm": "h100_sxm",
+        "h800": "h800_sxm",
         "h200": "h200_sxm",
         "b200": "b200_sxm",
         "b300": "b300_sxm",
@@ -210,20 +226,27 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "a100_sxm_80gb": "a100_sxm",
         "a100_80gb_pcie": "a100_pcie",
         "a100_40gb": "a100_sxm_40gb",
+        "a800": "a800_sxm",
+        "a800_sxm_80gb": "a800_sxm",
+        "gh200_480gb": "gh200",
+        "gh200_96gb": "gh200",
         "a6000": "rtx_a6000",
         "rtx_pro_6000": "rtx_pro_6000_workstation",
         "rtx_6000_pro": "rtx_pro_6000_workstation",
     }
 )
-_MAKERS = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct"})
-"""Words before the name of a GPU that tell nothing more."""
+_TELL_NOTHING = frozenset(
+    {"nvidia", "geforce", "tesla", "amd", "instinct"}
+    | {"blackwell", "generation", "edition", "hbm3", "oam", "vf", "ac"}
+)
+"""Words that drivers print around the name of a GPU."""
 
 
 def _spelling(name: str) -> str:
-    """Return a name without maker, case, spaces and socket numbers."""
+    """Return a name without case, spaces, socket numbers and such words."""
     words = re.split(r"[\s_-]+", name.lower())
     return "".join(
-        re.sub(r"^sxm\d$", "sxm", word) for word in words if word not in _MAKERS
+        re.sub(r"^sxm\d$", "sxm", word) for word in words if word not in _TELL_NOTHING
     )
 
 
@@ -289,17 +312,15 @@ def load_gpu(name: str | Path) -> GpuSpec:
             _spelling(str(name))[:80], _SPELLINGS, n=4, cutoff=0.5
         )
         near = list(dict.fromkeys(_SPELLINGS[each] for each in close))[:3]
-        hint = f"known: {_known()}"
-        if near:
-            hint = (
-                f"did you mean {' or '.join(near)}? ('kvsim gpus' lists all; any other "
-                f"is read from the path of its datasheet, such as my_gpu.yaml)"
-            )
-        raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ConfigError(
+            f"unknown gpu: {str(name)[:80]!r}; {meant}('kvsim gpus' lists all; any "
+            f"other is read from the path of its datasheet, such as my_gpu.yaml)"
+        )
     return GPUS[key]
 
 
-_FORMS = ("_sxm_40gb", "_sxm", "_pcie", "_nvl", "_workstation", "_server")
+_FORMS = ("_sxm_40gb", "_pcie_40gb", "_sxm", "_pcie", "_nvl", "_workstation", "_server")
 """Ends of our names that drivers do not print."""
 _NEAR = 0.1
 """Share by which a device's memory may differ from its datasheet's."""
@@ -334,10 +355,6 @@ def _chip(sheet_name: str) -> str:
     for form in _FORMS:
         sheet_name = sheet_name.removesuffix(form)
     return sheet_name
-
-
-def _known() -> str:
-    return ", ".join(sorted(GPUS))
 
 
 def _read_gpu(path: Path) -> GpuSpec:

@@ -21,7 +21,11 @@ from typing import Any
 from sim.errors import ConfigError
 from sim.hardware.models.architecture import ModelArchitecture, dtype_bytes
 from sim.hardware.models.config_json import architecture_facts
-from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.quantization import (
+    PACKED_BITS,
+    QUANTIZATION_SCHEMES,
+    quantization_scheme,
+)
 from workloads.plain import parse_json
 
 
@@ -63,6 +67,8 @@ def load_model(name: str | Path) -> ModelArchitecture:
         near = difflib.get_close_matches(shown, known, n=3, cutoff=0.4)
         near = near or [each for each in known if shown.lower() in each.lower()][:3]
         hint = f"did you mean {' or '.join(near)}? " if near else ""
+        if quantised := _as_quantised(shown):
+            hint = f"did you mean {quantised}, or in another scheme? "
         raise ConfigError(
             f"unknown model: {shown!r}; {hint}any other model is read from the path"
             " of its config.json"
@@ -201,6 +207,25 @@ def _requantised(name: str) -> tuple[str, str | None] | None:
             has_net = _DELTA_NET_FACT in _bundled_json(found[0])
             is_left = has_net and scheme in _SCHEMES_WITHOUT_DELTA_NETS
             return found[0], f"{scheme}-but-states" if is_left else scheme
+    return None
+
+
+_ANY_SCHEME = re.compile(
+    r"[-.](fp8|(?:nv|mx)?fp4|int8|int4|w\d+a\d+|awq|gptq|quantized|bnb)\b.*$", re.I
+)
+
+
+def _as_quantised(name: str) -> str | None:
+    """Return the bundled model that a name says to be in a scheme, and a scheme."""
+    told = _ANY_SCHEME.search(name)
+    if told is None:
+        return None
+    base = name[: told.start()]
+    for each in (base, base.rpartition("/")[2]):
+        if _find_bundled(each):
+            scheme = {"fp4": "nvfp4"}.get(told[1].lower(), told[1].lower())
+            known = scheme in {*QUANTIZATION_SCHEMES, *PACKED_BITS}
+            return f"{each} with quantization {scheme if known else 'fp8'}"
     return None
 
 

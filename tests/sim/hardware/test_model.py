@@ -507,6 +507,32 @@ def test_unknown_name_gives_the_nearest() -> None:
         load_model("zzz")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        (
+            "meta-llama/Llama-3.1-405B-Instruct-FP8",
+            "meta-llama/Llama-3.1-405B-Instruct with quantization fp8",
+        ),
+        (
+            "nvidia/Llama-3.1-405B-Instruct-FP4",
+            "nvidia/Llama-3.1-405B-Instruct with quantization nvfp4",
+        ),
+        (
+            "unsloth/Llama-3.3-70B-Instruct-bnb-4bit",
+            "Llama-3.3-70B-Instruct with quantization fp8",
+        ),
+    ],
+)
+def test_an_unknown_scheme_of_a_known_model_names_the_model(
+    name: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}, or in another sch"):
+        load_model(name)
+    model, _, scheme = meant.partition(" with quantization ")
+    assert resolved_model(load_model(model), quantization=scheme)
+
+
 def test_the_model_as_the_engine_runs_it() -> None:
     model = load_model("meta-llama/Llama-3.1-8B")
     assert resolved_model(model) == model

@@ -140,3 +140,26 @@ def test_the_indexers_cache_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert kvsim(["capacity", *model, "--gpu", "h200_sxm"]) == 0
     said = capsys.readouterr().out
     assert "page of 61 layers: 2.0625 KiB, 1 head x 132 in uint8" in said
+
+
+def test_arguments_are_taken_as_vllm_serve_has_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The model by its place, short names of sizes of groups, 32K and 10G."""
+    long = "--tensor-parallel-size 2 --max-model-len 32768 --kv-cache-memory-bytes"
+    typed = "-tp 2 --max-model-len 32K --kv-cache-memory-bytes"
+    printed = []
+    for line in (
+        f"capacity --model Qwen/Qwen3-32B {long} 10737418240",
+        f"capacity Qwen/Qwen3-32B {typed} 10G",
+    ):
+        assert kvsim([*line.split(), "--gpu", "NVIDIA H100 80GB HBM3"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "KV cache: 81,920 tokens, 2.50 requests of 32,768" in printed[0]
+    for length, tokens in (("32k", 32_000), ("25.6k", 25_600), ("4096", 4096)):
+        assert kvsim([*H100, "--max-model-len", length]) == 0
+        assert f" requests of {tokens:,}\n" in capsys.readouterr().out
+    for length in ("3.2K", "k", "32kb", ""):
+        assert kvsim([*H100, "--max-model-len", length]) == 2
+        assert "a whole number, or one such as 32k, got" in capsys.readouterr().err
