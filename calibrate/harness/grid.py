@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calibrate.measurement import OPERATIONS, Point, curve
-from sim.costs.experts.routed import touched_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
     from calibrate.measurement import Curve
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_DECODES = 256
-"""Tokens of a step up to which decodes alone are usual."""
-_KERNELS_OF: Mapping[str, tuple[str, ...]] = {
-    "bfloat16": ("fused_moe", "torch"),
-    "float16": ("fused_moe", "torch"),
-    "fp8": ("fused_moe",),
-    "fp8_block": ("fused_moe",),
-    "w4a16_mxfp4": ("matmul_ogs", "marlin"),
-}
-"""Variants of routed experts by the precision of their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +36,8 @@ class Preset:
     queries: tuple[int, ...]
     pasts: tuple[int, ...]
     tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Tokens of products: between powers of two, too, where tiles begin."""
     pages: tuple[int, ...]
     page_sizes: tuple[int, ...]
     directions: tuple[str, ...]
@@ -67,6 +58,10 @@ DEFAULT = Preset(
     queries=(16, 64, 256, 1024, 2048, 4096, 8192),
     pasts=(0, 1024, 8192, 32768, 114688),
     tokens=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    rows=(
+        *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536),
+        *(2048, 4096, 8192),
+    ),
     pages=(1, 4, 16, 64, 256, 1024, 4096, 16384),
     page_sizes=(4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB),
     directions=("h2d", "d2h"),
@@ -86,12 +81,21 @@ PRESETS: Mapping[str, Preset] = {
         queries=(64, 1024, 8192),
         pasts=(0, 8192),
         tokens=(1, 16, 128, 1024, 8192),
+        rows=(1, 16, 128, 1024, 8192),
         pages=(1, 64, 4096),
         page_sizes=(32 * KIB,),
         blocks=(1, 32, 1024),
         num_attention_variants=1,
     ),
-    "brief": replace(DEFAULT, rounds=2, num_attention_variants=1, adaptive_share=0.0),
+    "brief": replace(
+        DEFAULT,
+        rounds=2,
+        adaptive_share=0.0,
+        pages=(1, 16, 256, 4096),
+        page_sizes=(32 * KIB, 2 * MIB),
+        blocks=(1, 16, 256, 1024),
+        num_attention_variants=1,
+    ),
     "default": DEFAULT,
     "extended": replace(
         DEFAULT,
@@ -141,8 +145,6 @@ def build_grid(
         "swap": grid.swaps,
         "copy_blocks": grid.copies,
         "gemm": grid.gemms,
-        "router": grid.routers,
-        "routed_experts": grid.experts,
         "sampler": grid.samplers,
         "launch": grid.launches,
     }
@@ -255,10 +257,8 @@ class _Grid:
             constants: dict[str, int | str] = {"layer": layer, "n": n, "k": k}
             at = curve("gemm", choice.variant, self.geometry.dtype, constants)
             # the head sees one token a sequence
-            most = (
-                self.preset.batches[-1] if layer == "head" else self.preset.tokens[-1]
-            )
-            yield from _points(at, ((m,) for m in self.preset.tokens if m <= most))
+            most = self.preset.batches[-1] if layer == "head" else self.preset.rows[-1]
+            yield from _points(at, ((m,) for m in self.preset.rows if m <= most))
 
     def per_token(self, choice: Choice) -> Iterator[Point]:
         heads = {
@@ -275,41 +275,6 @@ class _Grid:
         of = constants[choice.operation]
         at = curve(choice.operation, choice.variant, self.geometry.dtype, of)
         yield from _points(at, ((tokens,) for tokens in self.preset.tokens[::2]))
-
-    def _expert_constants(self) -> dict[str, int]:
-        return {
-            "hidden_size": self.geometry.hidden_size,
-            "num_experts": self.geometry.num_experts,
-            "experts_per_token": self.geometry.experts_per_token,
-        }
-
-    def routers(self, choice: Choice) -> Iterator[Point]:
-        if self.geometry.num_experts:
-            of = self._expert_constants()
-            at = curve("router", choice.variant, self.geometry.dtype, of)
-            yield from _points(at, ((n,) for n in self.preset.tokens[::2]))
-
-    def experts(self, choice: Choice) -> Iterator[Point]:
-        """Yield tokens that choose freely, then some that choose alike.
-
-        A free choice touches as many experts as it does on average; the others as few
-        as it can, and the middle of both. Prompts touch nearly all of them.
-        """
-        of = self.geometry
-        if choice.variant not in _KERNELS_OF.get(of.expert_dtype, ()):
-            return
-        constants = self._expert_constants() | {"intermediate_size": of.expert_size}
-        at = curve("routed_experts", choice.variant, of.expert_dtype, constants)
-        total, least = of.num_experts, of.experts_per_token
-        values = []
-        for number, tokens in enumerate(self.preset.tokens):
-            free = round(touched_experts(total, least, tokens))
-            values.append((tokens, free))
-            if number % 2:
-                values.append((tokens, (least + free) // 2))
-                if tokens <= _DECODES:
-                    values.append((tokens, least))
-        yield from _points(at, values)
 
     def samplers(self, choice: Choice) -> Iterator[Point]:
         constants = {"vocab_size": self.geometry.vocab_size}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.grid import GIB
 from calibrate.harness.output import stability
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 FASTER_THAN_PHYSICS = 1.1
 """Share over the datasheet's peak that boost clocks explain."""
+
+
+_THROTTLES = {
+    0x04: "power limit",
+    0x88: "slowed by its power supply",
+    0x60: "too hot",
+}
+"""Bits of NVML's reasons to lower a clock (``nvmlClocksEventReason...``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +125,6 @@ def _physical(found: Sequence[Measurement], physics: Physics) -> list[Row]:
     best("decode, best KV bandwidth", of("decode_attention"), moved, memory, terabytes)
     best("prefill, best rate", of("prefill_attention"), computed, flops, teraflops)
     best("GEMM, best rate", of("gemm"), computed, flops, teraflops)
-    for variant in sorted({item.point.curve.variant for item in of("routed_experts")}):
-        experts, name = of("routed_experts", variant), f"experts by {variant}"
-        is_fp8 = experts[0].point.curve.dtype.startswith("fp8")
-        peak = physics.flops_8bit_per_s if is_fp8 else flops
-        best(f"{name}, bandwidth", experts, moved, memory, terabytes)
-        best(f"{name}, rate", experts, computed, peak, teraflops)
     best("block copy, best bandwidth", of("copy_blocks"), moved, memory, terabytes)
     lines += _decode_beside_copy(of("decode_attention"), of("copy_blocks"))
     host = physics.host_bytes_per_s
@@ -196,6 +198,19 @@ def _overlap(outcome: Outcome) -> list[Row]:
     ]
 
 
+def _clock(readings: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return how the clock of the GPU went, which kernels that compute follow."""
+    key = "clocks.sm"
+    rates = [reading[key] for reading in readings if key in reading]
+    if not rates:
+        return []
+    seen = {str(reading.get("throttle_reasons")) for reading in readings}
+    known = [int(bits, 16) for bits in seen if bits.startswith("0x")]
+    causes = [why for bits, why in _THROTTLES.items() if any(bits & s for s in known)]
+    span = f"{min(rates):,.0f} to {max(rates):,.0f} MHz"
+    return [Row("clock of the GPU", span, "", ", ".join(causes))]
+
+
 def _doubts(outcome: Outcome, physics: Physics) -> list[Row]:
     found = outcome.measurements
     lines = []
@@ -207,16 +222,19 @@ def _doubts(outcome: Outcome, physics: Physics) -> list[Row]:
     if fast:
         lines.append(Row("faster than physics", f"{len(fast)} points", fast[0].key))
     verdict = stability(outcome)
-    worst = max(verdict["ratios"].values(), default=1.0)
+    ratios = verdict["ratios"]
+    worst = max(ratios, key=lambda name: ratios[name], default="")
     words = {True: "stable", False: "UNSTABLE", None: "too few blocks to tell"}
     lines.append(
         Row(
             "sentinels, p95 over p5",
-            f"{worst:.3f}",
+            f"{ratios.get(worst, 1.0):.3f} {worst}".strip(),
             f"at most {verdict['threshold']}",
             words[verdict["stable"]],
         )
     )
+    if verdict["stable"] is False:
+        lines += _clock(outcome.clocks)
     if unsettled := verdict["unsettled_points"]:
         lines.append(Row("never settled", f"{unsettled} of {len(found)} points", ""))
     refused = [key for key, check in outcome.checks.items() if not check.passed]

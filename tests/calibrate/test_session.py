@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -274,6 +275,23 @@ def test_stability_needs_a_few_blocks() -> None:
     assert stability(outcome([], {}))["stable"] is None
     slow = [1.0] * 20 + [1.06] * 20
     assert stability(outcome([], {"gemm": slow, "swap": steady}))["stable"] is False
+
+
+def test_an_unstable_profile_says_which_sentinel_and_how_the_clock_went() -> None:
+    slow = [1.0] * 20 + [1.06] * 20
+    found = outcome([], {"gemm": slow, "decode_attention": [1.0] * 40})
+    readings: list[dict[str, object]] = [
+        {"clocks.sm": 1980.0, "throttle_reasons": "0x0000000000000000"},
+        {"clocks.sm": 1665.0, "throttle_reasons": "0x0000000000000004"},
+        {"clocks.sm": 1700.0, "throttle_reasons": "[N/A]"},
+    ]
+    unstable = replace(found, clocks=readings)
+    lines = {line.what: line for line in rows(unstable, DryRunDevice(), "x")}
+    assert lines["sentinels, p95 over p5"].measured == "1.060 gemm"
+    clock = lines["clock of the GPU"]
+    assert (clock.measured, clock.remark) == ("1,665 to 1,980 MHz", "power limit")
+    steady = replace(outcome([], {"gemm": [1.0] * 40}), clocks=readings)
+    assert all("clock" not in line.what for line in rows(steady, DryRunDevice(), "x"))
 
 
 def test_tables_by_hand() -> None:
