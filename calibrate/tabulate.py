@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from calibrate.estimators.attention import DecodeAttention
+from calibrate.graphs import GRAPH_SIZES, graph_rule
 from calibrate.importers.geometry import LATENT_SIZES, RANKS, latent_sizes
-from calibrate.precisions import DTYPES_OF_BITS, expert_dtypes
 from calibrate.tables.attention import AttentionTables
-from calibrate.tables.fits import ESTIMATED, fit_operations
+from calibrate.tables.experts import expert_dtypes
+from calibrate.tables.fits import DTYPES_OF_BITS, ESTIMATED, fit_operations
 from calibrate.tables.states import OPERATIONS as STATES
 from calibrate.tables.states import state_tables
-from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
+from calibrate.tables.steps import fit_steps, steps_of
 from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
@@ -30,7 +31,6 @@ from sim.costs.measured.geometry import geometry_of, weight_bits_of
 from sim.costs.measured.profile import DRY_RUN, read_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import datasheet_of, load_gpu
-from sim.scheduler.generation import GraphRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -226,7 +226,8 @@ def _step_fit(
             model=model,
             gpu=gpu,
             tensor_parallel_size=measured_ranks(whole)[0],
-            graph_rule=GraphRule(GRAPH_TOKENS if has_graphs else 0),
+            graph_rule=graph_rule(has_graphs),
+            graph_sizes=GRAPH_SIZES if has_graphs else (),
         )
         default = build()
         # a host that takes no time, or as little as a cost model lets it

@@ -8,24 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from calibrate.graphs import GRAPH_TOKENS
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
 from calibrate.kernels.cuda_library import CudaKernels, PagedArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch import Tensor
 
     from calibrate.kernels.paged import PagedBatch
 
     Call = Callable[[], None]
+    Kernel = Callable[[Tensor, PagedBatch], None]
 
 PROGRAMS_PER_SM = 4
 """Programs of the split decode that a multiprocessor holds at once."""
 PARTITION = 512
 """Tokens of a partition of ``paged_attention_v2``."""
 WORKSPACE_BYTES = 256 << 20
+MAX_SPLITS = 32
+"""Of a context in flash attention, where an engine captures graphs (vLLM's
+``flash_attn_max_num_splits_for_cuda_graph``)."""
 MAX_SHARED_BYTES = 220 << 10
 """Scores that ``paged_attention_v1`` keeps in shared memory, at most."""
 
@@ -190,18 +195,49 @@ def _flashinfer(out: Tensor, batch: PagedBatch, workspace: Tensor) -> Call:
 
 
 def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
-    """Call the paged flash attention that vLLM ships, as its v1 engine calls it."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
+    kernel = flash_attention(batch)
+    return lambda: kernel(out, batch)
 
-    chosen = _flash_attn_version(flash_attn_varlen_func)
+
+def flash_attention(batch: PagedBatch, longest: int | None = None) -> Kernel:
+    """Plan vLLM's paged flash attention for all layers, as its v1 engine does.
+
+    The third version is scheduled once a step, and cuts contexts into a fixed number of
+    splits at most where an engine captures graphs: what a graph then allocates fits all
+    steps. `longest` are the most keys that a graph may see; the batch's own by default.
+
+    Source: vLLM 0.26 ``v1/attention/backends/flash_attn.py``
+    (`FlashAttentionMetadataBuilder.build`).
+    """
+    from vllm import vllm_flash_attn  # noqa: PLC0415
+
+    function = vllm_flash_attn.flash_attn_varlen_func
+    chosen: dict[str, Any] = {**_flash_attn_version(function)}
     longest_query = max(batch.query_lens)
-    longest = max(batch.context_lens)
+    longest = longest or max(batch.context_lens)
+    if chosen.get("fa_version") == 3 and "num_splits" in _parameters(function):
+        most = MAX_SPLITS if sum(batch.query_lens) <= GRAPH_TOKENS else 0
+        chosen["num_splits"] = most
+        chosen["scheduler_metadata"] = vllm_flash_attn.get_scheduler_metadata(
+            batch_size=batch.num_seqs,
+            max_seqlen_q=longest_query,
+            max_seqlen_k=longest,
+            num_heads_q=batch.num_heads,
+            num_heads_kv=batch.num_kv_heads,
+            headdim=batch.head_dim,
+            cache_seqlens=batch.contexts,
+            qkv_dtype=batch.key_cache.dtype,
+            cu_seqlens_q=batch.query_starts,
+            page_size=batch.block_size,
+            causal=True,
+            num_splits=most,
+        )
 
-    def call() -> None:
-        flash_attn_varlen_func(
-            q=batch.query,
-            k=batch.key_cache,
-            v=batch.value_cache,
+    def kernel(out: Tensor, here: PagedBatch) -> None:
+        function(
+            q=here.query,
+            k=here.key_cache,
+            v=here.value_cache,
             out=out,
             cu_seqlens_q=batch.query_starts,
             max_seqlen_q=longest_query,
@@ -213,7 +249,7 @@ def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
             **chosen,
         )
 
-    return call
+    return kernel
 
 
 def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
@@ -221,7 +257,7 @@ def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
 
     The helper that chooses it moved between releases.
     """
-    if "fa_version" not in inspect.signature(function).parameters:
+    if "fa_version" not in _parameters(function):
         return {}
     for place in ("v1.attention.backends", "attention.utils"):
         try:
@@ -231,3 +267,7 @@ def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
         version = helper.get_flash_attn_version()
         return {} if version is None else {"fa_version": int(version)}
     return {}
+
+
+def _parameters(function: Callable[..., object]) -> Collection[str]:
+    return inspect.signature(function).parameters

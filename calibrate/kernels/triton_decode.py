@@ -208,6 +208,19 @@ class DecodePlan:
         return self.item_seqs.shape[0]
 
 
+def split_length(
+    context_lens: Sequence[int],
+    num_kv_heads: int,
+    num_programs: int,
+    shape: DecodeShape,
+) -> int:
+    """Return the tokens of a split with which about `num_programs` have work."""
+    longest = max(context_lens, default=0)
+    share = cdiv(sum(context_lens) * num_kv_heads, max(1, num_programs))
+    least = max(MIN_SPLIT_LEN, share, cdiv(longest, MAX_SPLITS))
+    return cdiv(least, shape.tile) * shape.tile
+
+
 def plan_decode(
     context_lens: Sequence[int],
     num_kv_heads: int,
@@ -217,11 +230,8 @@ def plan_decode(
 ) -> DecodePlan:
     """Cut the contexts so that about `num_programs` programs have work."""
     shape = shape or DecodeShape()
-    longest = max(context_lens, default=0)
-    share = cdiv(sum(context_lens) * num_kv_heads, max(1, num_programs))
-    least = max(MIN_SPLIT_LEN, share, cdiv(longest, MAX_SPLITS))
-    split_len = cdiv(least, shape.tile) * shape.tile
-    single = longest <= split_len
+    split_len = split_length(context_lens, num_kv_heads, num_programs, shape)
+    single = max(context_lens, default=0) <= split_len
     counts = [1 if single else cdiv(length, split_len) for length in context_lens]
     items = [
         (seq, split * split_len)

@@ -197,6 +197,13 @@ class _Session:
         return executor, geometry.num_layers
 
     @property
+    def _gpu(self) -> str:
+        """Return the GPU that prices are of: the profile's, whatever was simulated."""
+        if self._profile_path is None:
+            return self.facts.gpu
+        return str(read_profile(self._profile_path).fit.get("gpu") or self.facts.gpu)
+
+    @property
     def _stack_model(self) -> ModelArchitecture:
         return replace(self._model, num_hidden_layers=self._num_layers)
 
@@ -205,7 +212,7 @@ class _Session:
 
         return Target(
             model=self._stack_model,
-            gpu=load_gpu(self.facts.gpu),
+            gpu=load_gpu(self._gpu),
             block_size=self.facts.block_size,
             swap=generation_of(self.facts.engine_version).swap,
             uses_graphs=self._executor.variants["graphs"] != "none",
@@ -252,9 +259,11 @@ class _Session:
     def _facts(self, priced_by: str) -> dict[str, Any]:
         return {
             "priced_by": priced_by,
+            "gpu": self._gpu,
             "stack": "tiny, on a CPU" if self._request.dry_run else "as simulated",
             "num_layers": self._num_layers,
             "variants": self._executor.variants,
+            "worst_graph_error": self._executor.worst_graph_error,
             "dry_run": self._request.dry_run,
             "repeats": self._request.plan.repeats,
             "schedule": asdict(self.facts),
@@ -266,7 +275,7 @@ class _Session:
         if self._request.dry_run:
             return f"dry run, errors mean nothing: a tiny stack on the CPU; {engine}"
         layers = f"{self._num_layers} layers" if self._request.num_layers else ""
-        parts = [f"{facts.model} on {facts.gpu}", layers, engine, f"by {priced_by}"]
+        parts = [f"{facts.model} on {self._gpu}", layers, engine, f"by {priced_by}"]
         return ", ".join(part for part in parts if part)
 
 

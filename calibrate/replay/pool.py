@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from calibrate.gpu.attention import PROGRAMS_PER_SM, Engines, attention_call
+from calibrate.gpu.attention import (
+    PROGRAMS_PER_SM,
+    Engines,
+    attention_call,
+    flash_attention,
+)
 from calibrate.gpu.transfers import copy_call
 from calibrate.kernels import torch_ops
 from calibrate.kernels.cuda_library import copy_batch, swap_plan
 from calibrate.kernels.paged import PagedBatch, paged_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 
     Kernel = Callable[[Tensor, PagedBatch], None]
     Call = Callable[[], None]
+    Caches = Sequence[tuple[Tensor, Tensor]]
+    """Keys and values of each layer."""
 
 
 def step_batch(packed: Packed, pool: Tensor, num_heads: int) -> PagedBatch:
@@ -36,36 +43,53 @@ def step_batch(packed: Packed, pool: Tensor, num_heads: int) -> PagedBatch:
     return paged_batch(query, caches, tables, packed.query_lens, packed.context_lens)
 
 
-def paged_attend(
-    variant: str, batch: PagedBatch, pool: Tensor, engines: Engines
-) -> Attend:
-    """Return attention over each layer's caches.
+def caches_of(pool: Tensor) -> Caches:
+    return [(layer[0], layer[1]) for layer in pool]
 
-    "split_kv", "mixed" and "sdpa" are planned once a step, other variants of
-    `calibrate.gpu.attention.attention_call` once a layer.
+
+def paged_attend(
+    variant: str,
+    batch: PagedBatch,
+    caches: Caches,
+    engines: Engines,
+    out: Tensor | None = None,
+) -> Attend:
+    """Return attention over each layer's caches, into `out` where it is given.
+
+    "split_kv", "mixed", "sdpa" and "flash_attn" are planned once a step, other variants
+    of `calibrate.gpu.attention.attention_call` once a layer.
     """
     kernel = _kernel(variant, batch, engines)
+    if kernel is None:
+
+        def kernel(into: Tensor, here: PagedBatch) -> None:
+            call, found = attention_call(variant, without_gaps(here), engines)
+            call()
+            into.copy_(found)
+
+    return layered(kernel, batch, caches, out)
+
+
+def layered(
+    kernel: Kernel, batch: PagedBatch, caches: Caches, out: Tensor | None = None
+) -> Attend:
+    """Return a planned kernel as attention over each layer's caches."""
 
     def attend(layer: int, query: Tensor) -> Tensor:
-        here = replace(
-            batch,
-            query=query,
-            key_cache=pool[layer, 0],
-            value_cache=pool[layer, 1],
-        )
-        if kernel is None:
-            call, out = attention_call(variant, here, engines)
-            call()
-            return out
-        out = torch.empty_like(query)
-        kernel(out, here)
-        return out
+        keys, values = caches[layer]
+        here = replace(batch, query=query, key_cache=keys, value_cache=values)
+        # not `empty_like`: queries may be a view with gaps
+        into = query.new_empty(query.shape) if out is None else out
+        kernel(into, here)
+        return into
 
     return attend
 
 
 def _kernel(variant: str, batch: PagedBatch, engines: Engines) -> Kernel | None:
     """Return a kernel with its plan; None for those that plan a layer at a time."""
+    if variant == "flash_attn":
+        return flash_attention(batch)
     if variant == "sdpa":
         return torch_ops.attention
     if variant == "mixed":
@@ -75,7 +99,7 @@ def _kernel(variant: str, batch: PagedBatch, engines: Engines) -> Kernel | None:
         )
 
         tiles = plan_mixed(batch)
-        return lambda out, here: paged_mixed(out, here, tiles)
+        return lambda out, here: paged_mixed(out, without_gaps(here), tiles)
     if variant != "split_kv" or not batch.is_decode:
         return None
     from calibrate.kernels.triton_decode import (  # noqa: PLC0415
@@ -88,7 +112,15 @@ def _kernel(variant: str, batch: PagedBatch, engines: Engines) -> Kernel | None:
     programs = PROGRAMS_PER_SM * engines.num_sms
     plan = plan_decode(batch.context_lens, batch.num_kv_heads, programs, device)
     workspace = DecodeWorkspace(batch.query, plan)
-    return lambda out, here: paged_decode(out, here, plan, workspace)
+    return lambda out, here: paged_decode(out, without_gaps(here), plan, workspace)
+
+
+def without_gaps(batch: PagedBatch) -> PagedBatch:
+    """Return the batch with queries as most kernels want them.
+
+    Flash attention and plain torch take them as they lie, among keys and values.
+    """
+    return replace(batch, query=batch.query.contiguous())
 
 
 class Moves:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from calibrate.tables.steps import GRAPH_TOKENS
+from calibrate.graphs import GRAPH_SIZES, graph_rule
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.profile import read_profile
 from sim.costs.roofline import RooflineCost
-from sim.scheduler.generation import GraphRule, SwapRule
 
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.batch import BatchShape
+    from sim.scheduler.generation import SwapRule
 
 _NO_HOST: Final[dict[str, Any]] = {"step_overhead_s": 1e-12, "request_overhead_s": 0.0}
 
@@ -69,8 +69,10 @@ class Prediction:
             return
         fitted = read_profile(profile)
         self.knows_host = "host" in fitted.fit
-        rule = GraphRule(GRAPH_TOKENS if target.uses_graphs else 0)
-        arguments = target.arguments() | {"graph_rule": rule}
+        arguments = target.arguments() | {
+            "graph_rule": graph_rule(target.uses_graphs),
+            "graph_sizes": GRAPH_SIZES if target.uses_graphs else (),
+        }
         with tempfile.TemporaryDirectory() as folder:
             path = str(_for_layers(profile, target.model, Path(folder)))
             self._whole = MeasuredCost(path, **arguments)

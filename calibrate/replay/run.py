@@ -60,6 +60,10 @@ class Executor(Protocol):
     def variants(self) -> dict[str, str]:
         """Return the variants that steps run with, by operation."""
 
+    @property
+    def worst_graph_error(self) -> float:
+        """Return how far the logits of graphs were from those without; 0 without."""
+
     def time(self, step: Step, repeats: int) -> Timing:
         """Return the medians of `repeats` executions, after one that does not count."""
 

@@ -66,13 +66,7 @@ def replay_geometry(
 
 
 def tiny_geometry(facts: Facts) -> Geometry:
-    return Geometry(
-        "tiny",
-        dtype="float32",
-        block_size=facts.block_size,
-        expert_dtype="",
-        **_TINY,
-    )
+    return Geometry("tiny", dtype="float32", block_size=facts.block_size, **_TINY)
 
 
 def swap_variant(facts: Facts) -> str:
@@ -81,7 +75,11 @@ def swap_variant(facts: Facts) -> str:
 
 
 def tiny_executor(
-    facts: Facts, seed: int, dtype: torch.dtype = torch.float32
+    facts: Facts,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    use_graphs: bool = False,
 ) -> TorchExecutor:
     """Return a tiny stack on the CPU; contents of its pools are poisoned."""
     geometry = tiny_geometry(facts)
@@ -92,7 +90,8 @@ def tiny_executor(
     host_pool.fill_(float("nan"))
     moves = Moves(pool, host_pool, None, swap_variant(facts), "torch")
     variants = {"decode_attention": "sdpa", "mixed_attention": "sdpa"}
-    return TorchExecutor(stack, moves, Engines(device, 1, None), variants, False)
+    engines = Engines(device, 1, None)
+    return TorchExecutor(stack, moves, engines, variants, use_graphs)
 
 
 def gpu_executor(

@@ -14,7 +14,7 @@ Biases, norms of queries and keys, routed experts and tensor parallelism are not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from torch.nn import functional
 from calibrate.kernels import torch_ops
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from torch import Tensor
@@ -34,12 +35,16 @@ Attend = Callable[[int, "Tensor"], "Tensor"]
 """``(layer, query)`` to attention's output, both (num_tokens, num_heads, head_dim)."""
 Write = Callable[[int, "Tensor", "Tensor"], None]
 """``(layer, keys, values)``, each (num_tokens, num_kv_heads, head_dim)."""
+Pieces = Generator["Tensor", "Tensor", None]
+"""A pass cut at each attention: yields each layer's queries and is sent what they
+attend to, both (num_tokens, num_heads, head_dim); last yields hidden states,
+(num_tokens, hidden_size)."""
 ROPE_BASE = 500_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of a layer, each (n, k) as `Geometry.gemms` names it."""
+    """Weights of a layer, each turned to (k, n) of what `Geometry.gemms` names."""
 
     qkv: Tensor
     o: Tensor
@@ -63,12 +68,13 @@ class Inputs:
     """(num_queries,), int64."""
 
 
-def into_pool(ops: ModuleType, pool: Tensor, slots: Tensor) -> Write:
+def into_caches(
+    ops: ModuleType, caches: Sequence[tuple[Tensor, Tensor]], slots: Tensor
+) -> Write:
     """Return a function that writes keys and values into (num_tokens,) slots."""
 
     def write(layer: int, keys: Tensor, values: Tensor) -> None:
-        caches = (pool[layer, 0], pool[layer, 1])
-        ops.write_cache(keys, values, caches, slots)
+        ops.write_cache(keys, values, caches[layer], slots)
 
     return write
 
@@ -107,7 +113,7 @@ class Stack:
         self.norm = self._ones()
         vocab, hidden = geometry.gemms["head"]
         self.embedding = self._weight(vocab, hidden, 1.0)
-        self.head = self._weight(vocab, hidden, hidden**-0.5)
+        self.head = self._weight(vocab, hidden, hidden**-0.5).t()
         half = torch.arange(0, geometry.head_dim, 2, device=device)
         rates = ROPE_BASE ** (-half.double() / geometry.head_dim)
         angles = torch.arange(max_positions, device=device)[:, None] * rates
@@ -125,45 +131,62 @@ class Stack:
         shapes = self.geometry.gemms
         scales = {"qkv": 1.0, "gate_up": 1.0, "o": branches, "down": branches}
         weights = {
-            name: self._weight(*shapes[name], scale * shapes[name][1] ** -0.5)
+            name: self._weight(*shapes[name], scale * shapes[name][1] ** -0.5).t()
             for name, scale in scales.items()
         }
         return Layer(**weights, attention_norm=self._ones(), mlp_norm=self._ones())
 
-    def forward(
-        self,
-        inputs: Inputs,
-        write: Write,
-        attend: Attend,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, write: Write, attend: Attend) -> Tensor:
         """Return the logits of each query's last token, (num_queries, vocabulary)."""
+        return self.logits(self.hidden(inputs, write, attend), inputs.last_rows)
+
+    def hidden(self, inputs: Inputs, write: Write, attend: Attend) -> Tensor:
+        """Return the hidden states of all tokens, (num_tokens, hidden_size)."""
+        pieces = self.pieces(inputs, write)
+        found = next(pieces)
+        for layer in range(len(self.layers)):
+            found = pieces.send(attend(layer, found))
+        return found
+
+    def logits(self, hidden: Tensor, last_rows: Tensor) -> Tensor:
+        """Return (num_queries, vocabulary) of the rows of hidden states."""
+        return torch.mm(hidden[last_rows], self.head)
+
+    def pieces(self, inputs: Inputs, write: Write, qkv: Tensor | None = None) -> Pieces:
+        """Run all layers, up to their attention and on from it.
+
+        Queries are views of `qkv`, (num_tokens, width of the product), where it is
+        given: in one place for all layers.
+        """
         hidden = functional.embedding(inputs.tokens, self.embedding)
         residual = torch.zeros_like(hidden)
         for number, layer in enumerate(self.layers):
             normed = self.ops.rms_norm_add(hidden, residual, layer.attention_norm)
-            query, key, value = self._project(layer, normed)
+            query, key, value = self._heads(torch.mm(normed, layer.qkv, out=qkv))
             self.ops.rotary(query, key, inputs.positions, self.turns)
             write(number, key, value)
-            hidden = self._finish(layer, attend(number, query), residual)
-        last = self.ops.rms_norm_add(hidden, residual, self.norm)
-        return torch.mm(last[inputs.last_rows], self.head.t(), out=out)
+            attended = yield query
+            hidden = self._finish(layer, attended, residual)
+        yield self.ops.rms_norm_add(hidden, residual, self.norm)
 
-    def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (num_tokens, heads, head_dim) each."""
+    def queries(self, qkv: Tensor) -> Tensor:
+        """Return the queries in a layer's product, as a view."""
+        return self._heads(qkv)[0]
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, (num_tokens, heads, head_dim) each, as views."""
         geometry = self.geometry
         heads = (geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads)
         widths = [count * geometry.head_dim for count in heads]
-        parts = torch.mm(normed, layer.qkv.t()).split(widths, dim=-1)
         query, key, value = (
             part.unflatten(-1, (count, geometry.head_dim))
-            for part, count in zip(parts, heads, strict=True)
+            for part, count in zip(qkv.split(widths, dim=-1), heads, strict=True)
         )
-        return query.contiguous(), key, value
+        return query, key, value
 
     def _finish(self, layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
         """Return the sum that the second half of a layer adds to the residual."""
-        hidden = torch.mm(attended.flatten(1), layer.o.t())
+        hidden = torch.mm(attended.flatten(1), layer.o)
         normed = self.ops.rms_norm_add(hidden, residual, layer.mlp_norm)
-        gated = self.ops.silu_and_mul(torch.mm(normed, layer.gate_up.t()))
-        return torch.mm(gated, layer.down.t())
+        gated = self.ops.silu_and_mul(torch.mm(normed, layer.gate_up))
+        return torch.mm(gated, layer.down)

@@ -77,10 +77,20 @@ class Truth:
 
 
 class TruthCheck:
-    """Executes a schedule from its beginning on a tiny stack and compares logits."""
+    """Executes a schedule from its beginning on a tiny stack and compares logits.
 
-    def __init__(self, facts: Facts, texts: Texts | None = None, seed: int = 0) -> None:
-        self.executor = tiny_executor(facts, seed, torch.float64)
+    Steps are filled up as graphs are, unless `use_graphs` says otherwise.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        texts: Texts | None = None,
+        seed: int = 0,
+        *,
+        use_graphs: bool = True,
+    ) -> None:
+        self.executor = tiny_executor(facts, seed, torch.float64, use_graphs=use_graphs)
         self._vocab_size = self.executor.stack.geometry.vocab_size
         self.tokens = TokenPool(facts, texts or MadeUpTexts())
         self.truth = Truth()

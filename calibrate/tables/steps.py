@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-GRAPH_TOKENS: Final = 512
-"""Decodes of the largest graph that whole steps are captured as."""
 FEWEST: Final = 6
 """Whole steps below which nothing is fitted to them."""
 _FACTORS: Final = (0.5, 2.0)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from calibrate.gpu import tuning
+from calibrate.gpu.attention import Engines
 from calibrate.kernels import reference, triton_copy
 from calibrate.kernels.triton_decode import (
     DecodeShape,
@@ -25,9 +26,8 @@ from calibrate.kernels.triton_decode import (
 )
 from calibrate.kernels.triton_mixed import MixedShape, paged_mixed, plan_mixed
 from calibrate.kernels.triton_support import interpreted
-from calibrate.replay.graphs import DecodeGraph, padded_plan, padded_size
+from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.log import Query, Step
-from calibrate.replay.packing import pack
 from calibrate.replay.setup import tiny_executor
 from tests.calibrate.bench_device import TINY, cpu_device, small_points
 from tests.calibrate.cpu_timers import CpuTimers
@@ -236,26 +236,24 @@ def test_a_padded_batch_of_decodes_gives_what_its_sequences_give(
     contexts: tuple[int, ...],
 ) -> None:
     """A graph of decodes, its splits and rows padded, twice over other inputs."""
-    executor = tiny_executor(facts(num_gpu_blocks=256, max_model_len=2048), 0)
-    pool = executor.pool
+    here = facts(num_gpu_blocks=256, max_model_len=2048)
+    plain = tiny_executor(here, 0)
+    pool = plain.pool
     pool.normal_(generator=torch.Generator().manual_seed(1))
-    padded = padded_size(len(contexts))
-    assert padded is not None
-    graph = None
+    variants = {"decode_attention": "split_kv", "mixed_attention": "sdpa"}
+    engines = Engines(CPU, 3, None)
+    graphs = TorchExecutor(plain.stack, plain.moves, engines, variants, True)
     for shift in (0, 1):
         lens = contexts[shift:] + contexts[:shift]
         step = decodes_of(lens, seed=shift)
         tokens = [np.array([7 + place]) for place in range(len(lens))]
-        expected = executor.logits(step, tokens)
+        expected = plain.logits(step, tokens)
         pool[:, :, -1] = float("nan")  # nobody reads where padded rows write
-        plan, shape = padded_plan([*lens, *[0] * (padded - len(lens))], 2, 3, CPU)
-        graph = graph or DecodeGraph(
-            executor.stack, pool, shape, plan, width=128, memory=None
-        )
-        graph.fill(pack(step, tokens, 16), plan)
-        got = graph.run()[: len(lens)]
-        error = np.linalg.norm(got.numpy() - expected) / np.linalg.norm(expected)
+        got = graphs.logits(step, tokens)
+        error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
         assert error < 1e-5
+    ((shape, _),) = graphs._decodes.items()  # one for both orders
+    assert shape.num_seqs == 4
     assert shape.single == (max(contexts) <= shape.split_len)
 
 

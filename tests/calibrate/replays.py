@@ -109,6 +109,7 @@ class SeemingExecutor:
         self.variants = {"graphs": "decodes", "decode_attention": "split_kv"}
         self.device_s = device_s
         self.host_s = host_s
+        self.worst_graph_error = 0.0
         self.executed: list[int] = []
 
     def time(self, step: Step, repeats: int) -> Timing:

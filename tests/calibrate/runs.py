@@ -21,20 +21,14 @@ if TYPE_CHECKING:
     from calibrate.measurement import Point
 
 
-LLAMA = "meta-llama/Llama-3.1-8B"
-
-
-def geometry(model: str = LLAMA) -> Geometry:
-    return geometry_of(load_model(model), 16, 1)
+def geometry() -> Geometry:
+    return geometry_of(load_model("meta-llama/Llama-3.1-8B"), 16, 1)
 
 
 def settings(
-    preset: str = "quick",
-    operations: tuple[str, ...] = OPERATIONS,
-    seed: int = 0,
-    model: str = LLAMA,
+    preset: str = "quick", operations: tuple[str, ...] = OPERATIONS, seed: int = 0
 ) -> Settings:
-    return Settings(geometry(model), preset, "auto", operations, seed)
+    return Settings(geometry(), preset, "auto", operations, seed)
 
 
 def calibrated(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,13 +25,14 @@ from calibrate.harness.device import (
     UnsupportedPointError,
 )
 from calibrate.harness.grid import Choice
-from calibrate.kernels import torch_ops
+from calibrate.kernels import reference, torch_ops
 from calibrate.measurement import OPERATIONS, Point, curve
 from sim.cli.main import run
 from sim.hardware.gpus import datasheet_of
 from tests.calibrate.bench_device import HEADS, TINY, cpu_device, small_points
 from tests.calibrate.cpu_timers import CpuTimers
-from tests.calibrate.paged import Shape, random_batch
+from tests.calibrate.flash import stand_in
+from tests.calibrate.paged import Shape, random_batch, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,27 +230,31 @@ def test_the_gate_stops_at_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> N
 def test_flash_attention_is_of_the_version_that_the_engine_takes(
     monkeypatch: pytest.MonkeyPatch, helper: str
 ) -> None:
-    called: list[dict[str, object]] = []
-
-    def flash_attn_varlen_func(fa_version: int = 2, **arguments: object) -> None:
-        called.append({"fa_version": fa_version, **arguments})
-
-    kernels = types.ModuleType("vllm.vllm_flash_attn")
-    kernels.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
-    chooser = types.ModuleType(helper)
-    chooser.get_flash_attn_version = lambda: 3  # type: ignore[attr-defined]
-    names = helper.split(".")
-    packages = [".".join(names[:count]) for count in range(1, len(names))]
-    for name in packages:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", kernels)
-    monkeypatch.setitem(sys.modules, helper, chooser)
+    made = stand_in(monkeypatch, helper)
     batch = random_batch(Shape(2, 1, 64, 16, torch.float16), [1, 1], [5, 20])
     engines = Engines(torch.device("cpu"), 4, None)
-    attention_call("flash_attn", batch, engines)[0]()
-    assert called[0]["fa_version"] == 3
-    assert called[0]["max_seqlen_k"] == 20
-    assert called[0]["seqused_k"] is batch.contexts
+    call, out = attention_call("flash_attn", batch, engines)
+    call()
+    call()  # planned once
+    assert len(made.plans) == 1
+    (called, _) = made.calls
+    assert called["fa_version"] == 3
+    assert called["max_seqlen_k"] == 20
+    assert called["seqused_k"] is batch.contexts
+    assert (called["num_splits"], called["scheduler_metadata"].item()) == (32, 1)
+    expected = reference.paged_attention(batch)
+    assert reference.worst_row_error(out, expected) < tolerance(torch.float16)
+
+
+def test_flash_attention_of_another_version_is_not_scheduled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = stand_in(monkeypatch, version=2)
+    batch = random_batch(Shape(2, 1, 64, 16, torch.float16), [1, 1], [5, 20])
+    attention_call("flash_attn", batch, Engines(torch.device("cpu"), 4, None))[0]()
+    assert not made.plans
+    assert made.calls[0]["scheduler_metadata"] is None
+    assert made.calls[0]["num_splits"] == 0
 
 
 def test_the_driver_is_asked_about_one_device(

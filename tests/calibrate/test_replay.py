@@ -256,6 +256,20 @@ def test_fewer_layers_are_fitted_anew_and_steps_of_others_left_out(
 # -- the command ----------------------------------------------------------------------
 
 
+def test_steps_are_priced_for_the_gpu_that_executes_them(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule that was simulated on another GPU, replayed with an H200's profile."""
+    torch_only()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    path = str(schedule_of(folder, gpu="h100_sxm").path)
+    command = ["calibrate", "replay", path, "--profile", str(fitted), "--dry-run"]
+    assert kvsim([*command, "--sample", "4", "--repeats", "1", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["gpu"], content["schedule"]["gpu"]) == ("h200_sxm", "h100_sxm")
+
+
 @pytest.fixture
 def schedule(tmp_path: Path) -> str:
     """The schedule of a small run, as a file."""

@@ -41,6 +41,14 @@ def test_every_logit_is_that_of_dense_attention(
         assert truth.kinds["copy"] >= 1
 
 
+def test_kernels_that_are_launched_one_by_one_are_checked_too(tmp_path: Path) -> None:
+    config = small_run(*MODES[4])
+    schedule = written(config, tmp_path)
+    check = TruthCheck(schedule.facts, texts_of(config), use_graphs=False)
+    assert check.run(schedule.steps()).worst_error < 1e-12
+    assert check.executor.variants["graphs"] == "none"
+
+
 def test_a_schedule_whose_workload_is_unknown_is_checked_too(tmp_path: Path) -> None:
     schedule = written(small_run("v1", {"enable_prefix_caching": True}, 1), tmp_path)
     truth = TruthCheck(schedule.facts, MadeUpTexts()).run(schedule.steps())

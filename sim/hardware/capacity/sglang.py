@@ -110,10 +110,11 @@ def default_fraction(
     tensor_parallel_size
         Ranks.
     chunked_prefill_size
-        Prompt tokens of a batch: without chunks `max_prefill_tokens`.
+        0 or less: no chunks.
     """
     size = memory_mib
-    chunk = max(chunked_prefill_size, 2048)
+    chunk = chunked_prefill_size
+    chunk = max(chunk, 2048) if chunk > 0 else MAX_PREFILL_TOKENS
     graphs = defaults_of(memory_mib, tensor_parallel_size).cuda_graph_max_bs
     reserved = 512 + 1.5 * chunk + 2 * graphs + 1024 * tensor_parallel_size / 8
     if size > 61_440:
