@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +16,12 @@ torch_only()
 # ruff: noqa: E402
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.gpu.attention import MAX_SPLITS, Engines
 from calibrate.graphs import GRAPH_SIZES, GRAPH_TOKENS
+from calibrate.kernels import torch_ops
 from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.graphs import padded_size
 from calibrate.replay.log import Query, Step
@@ -88,14 +91,14 @@ def test_steps_in_pieces_give_what_they_give_alone(queries: Queries) -> None:
     }
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchFunctionMode):
     """Operations on a CPU, run again over the same memory as a graph of CUDA is."""
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any, Any]] = []
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation and remember its tensors."""
@@ -134,6 +137,24 @@ def test_captured_pieces_read_and_write_in_their_places(
     assert len(pieces) < 5
     layers = len(pair.plain.stack.layers)
     assert all(len(graph._graphs) == layers + 1 for graph in pieces)
+
+
+def norm_in_place(
+    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """Norm as an engine's fused kernel does: the sum and the normed are overwritten."""
+    hidden.copy_(torch_ops.rms_norm_add(hidden, residual, weight))
+    return hidden
+
+
+def test_kernels_that_norm_in_place_give_the_same() -> None:
+    pair = Pair(PLAIN)
+    fused: Any = ModuleType("fused")
+    fused.__dict__.update(vars(torch_ops), rms_norm_add=norm_in_place)
+    pair.graphs.stack = copy(pair.plain.stack)
+    pair.graphs.stack.ops = fused
+    assert pair.error_of(MIXED, 0) < 1e-5
+    assert pair.error_of([(GRAPH_TOKENS, 520), (1, 9)], 1) < 1e-5
 
 
 def test_decodes_are_one_graph_that_flash_attention_is_scheduled_in(
