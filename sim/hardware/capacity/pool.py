@@ -173,6 +173,13 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
     share = "gpu_memory_utilization"
     if argument == "mem_fraction_static":
         share = argument
+        if parts.requested_bytes <= 0:
+            return (
+                f"{share} is {arguments.gpu_memory_utilization:g} by SGLang's rule, as "
+                f"{arguments.max_num_batched_tokens:,} prompt tokens of a batch need "
+                f"more than a {arguments.gpu.name} has; give fewer "
+                f"(chunked_prefill_size, without chunks max_prefill_tokens), or {share}"
+            )
     elif parts.available_kv_bytes + parts.activation_peak_bytes > 0:
         less = f" or less than {getattr(arguments, argument)} for {argument}"
     return (

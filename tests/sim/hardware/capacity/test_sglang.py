@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sim.config.tables import parse_config
+from sim.errors import CapacityError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, most_requests
 from sim.hardware.gpus import GIB, load_gpu
@@ -145,3 +146,10 @@ def test_configurations_take_the_share_of_the_card(
 def test_small_pools_and_limits_that_are_given() -> None:
     assert most_requests(100, 4096, None) == 50
     assert most_requests(100, 4096, 7) == 7
+
+
+@pytest.mark.parametrize(("gpu", "tokens"), [("t4", 16_384), ("h100_sxm", 65_536)])
+def test_a_batch_that_takes_all_memory_is_named(gpu: str, tokens: int) -> None:
+    said = rf"^mem_fraction_static is -\d.*{tokens:,} prompt tokens .* {gpu}.*; give "
+    with pytest.raises(CapacityError, match=said):
+        estimate("Qwen/Qwen3-1.7B", gpu, 1, max_num_batched_tokens=tokens)
