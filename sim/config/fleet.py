@@ -117,7 +117,8 @@ class FleetTable(ConfigTable):
     router: Kind = Field(default_factory=lambda: {"kind": "round_robin"})
     events: list[EventTable] = Field(default_factory=list)
     autoscaler: Annotated[
-        list[AutoscalerTable] | None, BeforeValidator(as_list), Field(min_length=1)
+        Annotated[list[AutoscalerTable], Field(min_length=1)] | None,
+        BeforeValidator(as_list),
     ] = None
     decode_router: Kind | None = None
     proxy: ProxyTable | None = None

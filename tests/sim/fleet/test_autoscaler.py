@@ -464,6 +464,13 @@ def test_refused(more: dict[str, Any], kind: str, line: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_null_is_no_autoscaler() -> None:
+    """As where a run file has the key and nothing behind it: it was a traceback."""
+    data = data_of(GENERATIONS["v1"], fleet_of(1, "random"))
+    empty = data | {"fleet": data["fleet"] | {"autoscaler": None}}
+    assert parse_config(empty) == parse_config(data)
+
+
 def test_events_that_an_autoscaler_does_itself_are_refused() -> None:
     with pytest.raises(ConfigError, match="which starts and drains it, got drain"):
         simulation_of(events=[event(1.0, "drain", 0)])
