@@ -21,6 +21,12 @@ gemm
     num_tokens: (num_tokens, k) times (k, n); constant `layer` names the matrix.
 norm, rope, activation, cache_write
     num_tokens: one layer.
+router
+    num_tokens: logits of one layer's experts, the best of them, their softmax.
+routed_experts
+    num_tokens, num_touched (different experts that they are sent to): one layer, from
+    the choice of experts to the sum. The dtype is that of the weights, by the names of
+    published tables (bfloat16, fp8, fp8_block, w4a16_mxfp4).
 sampler
     num_seqs.
 launch
@@ -60,10 +66,15 @@ AXES: dict[str, tuple[str, ...]] = {
     "rope": ("num_tokens",),
     "activation": ("num_tokens",),
     "cache_write": ("num_tokens",),
+    "router": ("num_tokens",),
+    "routed_experts": ("num_tokens", "num_touched"),
     "sampler": ("num_seqs",),
     "launch": ("num_launches",),
 }
 """Axes of each operation, in order."""
+
+CHOSEN = "chosen"
+"""Routing of tables that name how many experts the tokens were sent to."""
 
 OPERATIONS = tuple(AXES)
 """Every operation that calibration times."""

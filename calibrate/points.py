@@ -30,6 +30,7 @@ TYPICAL: Final[dict[str, dict[str, int]]] = {
         "decode_context": 2048,
     },
     "gemm": {"m": 64},
+    "moe": {"tokens": 64},
     "copy": {"num_blocks": 64},
 }
 """The shape at which variants of an operation are compared: that of a busy engine."""

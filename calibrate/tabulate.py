@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.estimators.attention import DecodeAttention
 from calibrate.graphs import GRAPH_SIZES, graph_rule
 from calibrate.importers.geometry import LATENT_SIZES, RANKS, latent_sizes
+from calibrate.precisions import DTYPES_OF_BITS, expert_dtypes
 from calibrate.tables.attention import AttentionTables
-from calibrate.tables.experts import expert_dtypes
-from calibrate.tables.fits import DTYPES_OF_BITS, ESTIMATED, fit_operations
+from calibrate.tables.fits import ESTIMATED, fit_operations
 from calibrate.tables.states import OPERATIONS as STATES
 from calibrate.tables.states import state_tables
 from calibrate.tables.steps import fit_steps, steps_of

@@ -135,7 +135,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "swap_space": (0.0, {}),
         "enable_prefix_caching": (False, {}),
         "max_num_batched_tokens": (64, {}),
-        "enable_chunked_prefill": (False, {"max_num_batched_tokens": 64}),
+        "enable_chunked_prefill": (False, POOL),
         "async_scheduling": (False, {}),
         "max_prefill_tokens": (64, {}),
         "prefill_max_requests": (1, {}),

@@ -163,7 +163,7 @@ GIVEN = frozenset({"graph_rule"}).union(
 TOLD = frozenset(
     {
         *("env", "loads", "num_engines", "stream"),
-        *("num_gpu_blocks", "block_size", "session_of", "cached_blocks"),
+        *("num_gpu_blocks", "block_size", "session_of", "cached_blocks", "turn_of"),
     }
 )
 """What the run gives to a router."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-CHOSEN: Final = "chosen"
-"""Routing of tables that name how many experts the tokens were sent to."""
 _TILES: Final = (16, 32, 64, 128)
 """Rows of a tile of one expert."""
 

@@ -36,7 +36,13 @@ OFFERS: dict[str, tuple[tuple[str, str], ...]] = {
         ("kernel", "triton"),
     ),
     "copy_blocks": (("launch", "cuda"), ("kernel", "triton"), ("loop", "torch")),
-    **dict.fromkeys(("norm", "rope", "activation", "cache_write"), _LAYER),
+    **dict.fromkeys(("norm", "rope", "activation", "cache_write", "router"), _LAYER),
+    "routed_experts": (
+        ("fused_moe", "vllm"),
+        ("matmul_ogs", "vllm"),
+        ("marlin", "vllm"),
+        ("torch", "torch"),
+    ),
 }
 """(variant, backend) of each operation, the best first; all others are torch's."""
 

@@ -13,6 +13,12 @@ from calibrate.gpu import facts
 from calibrate.gpu.arena import Arena, batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
+from calibrate.gpu.experts import (
+    FP8_TOLERANCE,
+    ExpertLayers,
+    token_dtype,
+    worst_error,
+)
 from calibrate.gpu.layers import Inputs, layer_call, layer_inputs, precise
 from calibrate.gpu.tasks import (
     KernelTask,
@@ -99,6 +105,7 @@ class GpuDevice:
         self._backends = dict(backends)
         self._arenas: dict[torch.dtype, Arena] = {}
         self._transfers: Transfers | None = None
+        self._experts = ExpertLayers(timers.device, hardware.l2_bytes)
 
     @classmethod
     def on_gpu(
@@ -213,6 +220,8 @@ class GpuDevice:
             return TransferTask(self.timers, calls, ahead=at.variant != "loop")
         if at.operation == "copy_blocks":
             return KernelTask(self.timers, self._copies(point, backend, seed))
+        if at.operation == "routed_experts":
+            return KernelTask(self.timers, self._experts.calls(point, seed))
         wanted = num_pools(least_bytes(point), self._hardware.l2_bytes, 64)
         if at.operation.endswith("_attention"):
             arena = self.arena(DTYPES[at.dtype])
@@ -263,6 +272,8 @@ def check_variant(device: GpuDevice, at: Curve, backend: str) -> Check:
             return _exact(all(_swapped(device, at, backend, s) for s in SWAPS))
         if at.operation == "copy_blocks":
             return _exact(_copied(device, at, backend))
+        if at.operation == "routed_experts":
+            return _experts(device, at)
         return _layer(device, at)
     except Exception as error:
         if is_broken(device.timers.device):
@@ -295,6 +306,12 @@ def _attention(device: GpuDevice, at: Curve) -> Check:
         expected = reference.paged_attention(batch)
         worst = max(worst, reference.worst_row_error(out, expected))
     return Check(worst, TOLERANCES[arena.dtype])
+
+
+def _experts(device: GpuDevice, at: Curve) -> Check:
+    is_fp8 = at.dtype.startswith("fp8")
+    tolerance = FP8_TOLERANCE if is_fp8 else TOLERANCES[token_dtype(at)]
+    return Check(worst_error(at, device.timers.device), tolerance)
 
 
 def _swapped(

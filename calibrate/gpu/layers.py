@@ -64,6 +64,13 @@ def _sampler_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
     return draw.normal(*shape), noise
 
 
+def _router_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    at = point.curve
+    width = at.constant("hidden_size")
+    gate = draw.normal(at.constant("num_experts"), width, scale=width**-0.5)
+    return draw.normal(point.values[0], width), gate
+
+
 def _rope_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
     at, count = point.curve, point.values[0]
     width = at.constant("head_dim")
@@ -93,6 +100,7 @@ _INPUTS: dict[str, Callable[[Point, Inputs], tuple[Tensor, ...]]] = {
     "sampler": _sampler_inputs,
     "launch": lambda _, draw: (draw.normal(1),),
     "rope": _rope_inputs,
+    "router": _router_inputs,
     "cache_write": _write_inputs,
 }
 
@@ -104,6 +112,10 @@ def layer_call(
     operation, ops = point.curve.operation, layer_ops(variant or point.curve.variant)
     if operation == "launch":
         return _launches(inputs[0], point.values[0])
+    if operation == "router":
+        return functools.partial(
+            ops.route, *inputs, point.curve.constant("experts_per_token")
+        )
     makers: dict[str, Callable[..., Call]] = {
         "gemm": _gemm,
         "rope": functools.partial(_rotary, ops),

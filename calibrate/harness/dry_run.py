@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.harness.device import Check, MissingError, Physics, Task
 from calibrate.harness.grid import GIB, Choice, Limits
 from calibrate.harness.plan import seed_of
+from calibrate.harness.work import least_bytes, least_flops
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ _VARIANTS = {
     "mixed_attention": ("mixed",),
     "swap": ("loop", "batch", "kernel"),
     "copy_blocks": ("kernel",),
+    "routed_experts": ("fused_moe", "matmul_ogs", "marlin"),
 }
 _PHYSICS = Physics(
     memory_bytes_per_s=4.8e12,
@@ -100,6 +102,8 @@ def _work(point: Point) -> tuple[float, float]:
     axes, at = point.axes, point.curve
     if at.operation == "launch":
         return axes["num_launches"] * 5e6, 0.0
+    if at.operation in {"router", "routed_experts"}:
+        return least_bytes(point), least_flops(point)
     if at.operation.endswith("_attention"):
         return _attention_work(axes, at)
     if at.operation == "copy_blocks":

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from calibrate.precisions import expert_dtypes
 from sim.errors import UserError
 from sim.hardware.models.architecture import dtype_bytes
 
 if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
+
+EXPERT_DTYPES = ("bfloat16", "float16", "fp8", "fp8_block", "w4a16_mxfp4")
+"""Precisions of routed experts that are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,12 @@ class Geometry:
     block_size: int
     tensor_parallel_size: int = 1
     num_experts: int = 0
-    """Routed experts, whose layers are not timed; 0 for a dense model."""
+    """Routed experts; 0 for a dense model."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Width of one expert, as much of it as a rank holds."""
+    expert_dtype: str = ""
+    """Precision of the experts' weights, by the names of published tables."""
     sliding_window: int | None = None
     """Keys that sliding layers see; their attention is timed without the window."""
 
@@ -51,8 +60,9 @@ class Geometry:
     def omissions(self) -> tuple[str, ...]:
         """Parts of the model's steps that calibration does not time."""
         found = []
-        if self.num_experts:
-            found.append(f"{self.num_experts} routed experts a layer")
+        if self.num_experts and self.expert_dtype not in EXPERT_DTYPES:
+            dtype = self.expert_dtype
+            found.append(f"{self.num_experts} routed experts a layer, of {dtype}")
         if self.sliding_window:
             found.append(f"attention in a window of {self.sliding_window} keys")
         if self.tensor_parallel_size > 1:
@@ -73,6 +83,15 @@ class Geometry:
             shapes["gate_up"] = (2 * self.intermediate_size, self.hidden_size)
             shapes["down"] = (self.hidden_size, self.intermediate_size)
         return shapes
+
+
+def _expert_dtype(model: ModelArchitecture) -> str:
+    """Return the precision that a model's experts are timed in; empty without any."""
+    if not model.num_experts:
+        return ""
+    names = expert_dtypes(model)
+    own = "float16" if model.dtype in {"float16", "half"} else "bfloat16"
+    return own if own in names else names[0]
 
 
 def geometry_of(
@@ -111,5 +130,8 @@ def geometry_of(
         block_size=block_size,
         tensor_parallel_size=ranks,
         num_experts=model.num_experts,
+        experts_per_token=model.num_experts_per_tok,
+        expert_size=-(-model.expert_size // ranks) if model.num_experts else 0,
+        expert_dtype=_expert_dtype(model),
         sliding_window=model.sliding_window if model.num_sliding_layers else None,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calibrate.measurement import OPERATIONS, Point, curve
+from sim.costs.experts.routed import touched_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from calibrate.measurement import Curve
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_DECODES = 256
+"""Tokens of a step up to which decodes alone are usual."""
+_KERNELS_OF: Mapping[str, tuple[str, ...]] = {
+    "bfloat16": ("fused_moe", "torch"),
+    "float16": ("fused_moe", "torch"),
+    "fp8": ("fused_moe",),
+    "fp8_block": ("fused_moe",),
+    "w4a16_mxfp4": ("matmul_ogs", "marlin"),
+}
+"""Variants of routed experts by the precision of their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ def build_grid(
         "swap": grid.swaps,
         "copy_blocks": grid.copies,
         "gemm": grid.gemms,
+        "router": grid.routers,
+        "routed_experts": grid.experts,
         "sampler": grid.samplers,
         "launch": grid.launches,
     }
@@ -275,6 +288,41 @@ class _Grid:
         of = constants[choice.operation]
         at = curve(choice.operation, choice.variant, self.geometry.dtype, of)
         yield from _points(at, ((tokens,) for tokens in self.preset.tokens[::2]))
+
+    def _expert_constants(self) -> dict[str, int]:
+        return {
+            "hidden_size": self.geometry.hidden_size,
+            "num_experts": self.geometry.num_experts,
+            "experts_per_token": self.geometry.experts_per_token,
+        }
+
+    def routers(self, choice: Choice) -> Iterator[Point]:
+        if self.geometry.num_experts:
+            of = self._expert_constants()
+            at = curve("router", choice.variant, self.geometry.dtype, of)
+            yield from _points(at, ((n,) for n in self.preset.tokens[::2]))
+
+    def experts(self, choice: Choice) -> Iterator[Point]:
+        """Yield tokens that choose freely, then some that choose alike.
+
+        A free choice touches as many experts as it does on average; the others as few
+        as it can, and the middle of both. Prompts touch nearly all of them.
+        """
+        of = self.geometry
+        if choice.variant not in _KERNELS_OF.get(of.expert_dtype, ()):
+            return
+        constants = self._expert_constants() | {"intermediate_size": of.expert_size}
+        at = curve("routed_experts", choice.variant, of.expert_dtype, constants)
+        total, least = of.num_experts, of.experts_per_token
+        values = []
+        for number, tokens in enumerate(self.preset.tokens):
+            free = round(touched_experts(total, least, tokens))
+            values.append((tokens, free))
+            if number % 2:
+                values.append((tokens, (least + free) // 2))
+                if tokens <= _DECODES:
+                    values.append((tokens, least))
+        yield from _points(at, values)
 
     def samplers(self, choice: Choice) -> Iterator[Point]:
         constants = {"vocab_size": self.geometry.vocab_size}

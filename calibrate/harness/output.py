@@ -8,6 +8,7 @@ them::
     prefill_attention   batch, query, past
     mixed_attention     query, past, num_decodes, decode_context
     gemm                m
+    moe                 tokens, activated_experts
     swap, copy          num_blocks, block_bytes, num_descriptors
     layer               tokens; the constant `layer` says which, `per` what they are
 
@@ -22,17 +23,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.plan import UNSTABLE
-from calibrate.measurement import canonical, leading_metric, quantile
+from calibrate.measurement import CHOSEN, canonical, leading_metric, quantile
+from calibrate.precisions import weight_bits
 from sim.hardware.models.architecture import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from calibrate.harness.device import Device
     from calibrate.harness.outcome import Outcome, Settings
     from calibrate.measurement import Curve, Measurement, Point
 
-LAYERS = ("norm", "rope", "activation", "cache_write", "sampler")
+_Named = tuple[str, dict[str, int | str], dict[str, int]]
+"""Operation, constants and axes in the names of a profile."""
+LAYERS = ("norm", "rope", "activation", "cache_write", "router", "sampler")
 """Operations that cost by tokens and are one table kind."""
 QUANTILES = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
 FORMAT = "kvprofile/1"
@@ -78,7 +82,7 @@ def _leads(measurements: Sequence[Measurement]) -> dict[Curve, str]:
     return {at: leading_metric(dict.fromkeys(names)) for at, names in seen.items()}
 
 
-def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:
+def _named(point: Point) -> _Named:
     """Return operation, constants and axes of a point in the profile's names."""
     at, axes = point.curve, point.axes
     constants = dict(at.constants)
@@ -86,29 +90,63 @@ def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:
         more = {"kv_itemsize": DTYPE_BYTES[at.dtype], "window": 0}
         name, shape = _attention(point)
         return name, constants | more, shape
-    if at.operation == "gemm":
-        bits = 8 * DTYPE_BYTES[at.dtype]
-        return "gemm", constants | {"weight_bits": bits}, {"m": axes["num_tokens"]}
-    if at.operation == "swap":
-        moved = {
-            "num_blocks": axes["num_pages"],
-            "block_bytes": axes["page_bytes"],
-            "num_descriptors": axes["num_pages"],
-        }
-        return "swap", constants, moved
-    if at.operation == "copy_blocks":
-        planes = 2 * at.constant("num_layers")
-        copied = {
-            "num_blocks": axes["num_blocks"],
-            "block_bytes": planes * at.constant("page_bytes"),
-            "num_descriptors": planes * axes["num_blocks"],
-        }
-        return "copy", constants, copied
     if at.operation in LAYERS:
         per = "sequences" if at.operation == "sampler" else "tokens"
         named = constants | {"layer": at.operation, "per": per}
         return "layer", named, {"tokens": point.values[0]}
+    if at.operation in _NAMED:
+        return _NAMED[at.operation](at, axes)
     return at.operation, constants, axes
+
+
+def _gemm(at: Curve, axes: Mapping[str, int]) -> _Named:
+    constants = dict(at.constants) | {"weight_bits": weight_bits(at.dtype)}
+    return "gemm", constants, {"m": axes["num_tokens"]}
+
+
+def _swap(at: Curve, axes: Mapping[str, int]) -> _Named:
+    moved = {
+        "num_blocks": axes["num_pages"],
+        "block_bytes": axes["page_bytes"],
+        "num_descriptors": axes["num_pages"],
+    }
+    return "swap", dict(at.constants), moved
+
+
+def _copy(at: Curve, axes: Mapping[str, int]) -> _Named:
+    planes = 2 * at.constant("num_layers")
+    copied = {
+        "num_blocks": axes["num_blocks"],
+        "block_bytes": planes * at.constant("page_bytes"),
+        "num_descriptors": planes * axes["num_blocks"],
+    }
+    return "copy", dict(at.constants), copied
+
+
+def _experts(at: Curve, axes: Mapping[str, int]) -> _Named:
+    constants: dict[str, int | str] = {
+        "hidden_size": at.constant("hidden_size"),
+        "inter_size": at.constant("intermediate_size"),
+        "num_experts": at.constant("num_experts"),
+        "top_k": at.constant("experts_per_token"),
+        "num_ranks": 1,
+        "weight_bits": weight_bits(at.dtype),
+        "routing": CHOSEN,
+    }
+    touched = axes["num_touched"]
+    return (
+        "moe",
+        constants,
+        {"tokens": axes["num_tokens"], "activated_experts": touched},
+    )
+
+
+_NAMED: Mapping[str, Callable[[Curve, Mapping[str, int]], _Named]] = {
+    "gemm": _gemm,
+    "swap": _swap,
+    "copy_blocks": _copy,
+    "routed_experts": _experts,
+}
 
 
 def _attention(point: Point) -> tuple[str, dict[str, int]]:

@@ -125,6 +125,12 @@ def _physical(found: Sequence[Measurement], physics: Physics) -> list[Row]:
     best("decode, best KV bandwidth", of("decode_attention"), moved, memory, terabytes)
     best("prefill, best rate", of("prefill_attention"), computed, flops, teraflops)
     best("GEMM, best rate", of("gemm"), computed, flops, teraflops)
+    for variant in sorted({item.point.curve.variant for item in of("routed_experts")}):
+        experts, name = of("routed_experts", variant), f"experts by {variant}"
+        is_fp8 = experts[0].point.curve.dtype.startswith("fp8")
+        peak = physics.flops_8bit_per_s if is_fp8 else flops
+        best(f"{name}, bandwidth", experts, moved, memory, terabytes)
+        best(f"{name}, rate", experts, computed, peak, teraflops)
     best("block copy, best bandwidth", of("copy_blocks"), moved, memory, terabytes)
     lines += _decode_beside_copy(of("decode_attention"), of("copy_blocks"))
     host = physics.host_bytes_per_s

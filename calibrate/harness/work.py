@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calibrate.precisions import weight_bits
 from sim.hardware.models.architecture import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from calibrate.harness.device import Physics
-    from calibrate.measurement import Point
+    from calibrate.measurement import Curve, Point
 
 
 def least_bytes(point: Point) -> float:
@@ -18,16 +19,17 @@ def least_bytes(point: Point) -> float:
     attention are left out beside keys and values.
     """
     axes, at = point.axes, point.curve
-    if at.operation == "swap":
-        return float(axes["num_pages"] * axes["page_bytes"])
-    if at.operation == "launch":
-        return 0.0
-    if at.operation == "copy_blocks":
-        planes = 2 * at.constant("num_layers")
-        return 2.0 * planes * at.constant("page_bytes") * axes["num_blocks"]
+    if at.operation in {"swap", "copy_blocks", "launch"}:
+        return _moved_bytes(point)
+    if at.operation == "routed_experts":
+        weights = _expert_weights(at) * weight_bits(at.dtype) / 8
+        # tokens and their sums are of 16 bits, whatever the weights are
+        tokens = 4 * axes["num_tokens"] * at.constant("hidden_size")
+        return axes["num_touched"] * weights + tokens
     itemsize = DTYPE_BYTES[at.dtype]
-    if at.operation == "gemm":
-        n, k, m = at.constant("n"), at.constant("k"), axes["num_tokens"]
+    if at.operation in {"gemm", "router"}:
+        n, k = _product(at)
+        m = axes["num_tokens"]
         return float(itemsize * (n * k + m * (n + k)))
     if at.operation.endswith("_attention"):
         keys = sum(axes.get(name, 0) for name in ("past_tokens", "context_tokens"))
@@ -35,6 +37,28 @@ def least_bytes(point: Point) -> float:
         width = at.constant("num_kv_heads") * at.constant("head_dim")
         return float(2 * itemsize * keys * width)
     return float(2 * itemsize * next(iter(axes.values())) * _width(point))
+
+
+def _moved_bytes(point: Point) -> float:
+    axes, at = point.axes, point.curve
+    if at.operation == "swap":
+        return float(axes["num_pages"] * axes["page_bytes"])
+    if at.operation == "launch":
+        return 0.0
+    planes = 2 * at.constant("num_layers")
+    return 2.0 * planes * at.constant("page_bytes") * axes["num_blocks"]
+
+
+def _product(at: Curve) -> tuple[int, int]:
+    """Return (n, k) of a product (m, k) times (k, n)."""
+    if at.operation == "router":
+        return at.constant("num_experts"), at.constant("hidden_size")
+    return at.constant("n"), at.constant("k")
+
+
+def _expert_weights(at: Curve) -> int:
+    """Return the weights of one expert: gate, up and down projection."""
+    return 3 * at.constant("hidden_size") * at.constant("intermediate_size")
 
 
 def _width(point: Point) -> int:
@@ -58,8 +82,12 @@ def _width(point: Point) -> int:
 def least_flops(point: Point) -> float:
     """Return the operations of matrix units that a call needs."""
     axes, at = point.axes, point.curve
-    if at.operation == "gemm":
-        return 2.0 * axes["num_tokens"] * at.constant("n") * at.constant("k")
+    if at.operation in {"gemm", "router"}:
+        n, k = _product(at)
+        return 2.0 * axes["num_tokens"] * n * k
+    if at.operation == "routed_experts":
+        rows = axes["num_tokens"] * at.constant("experts_per_token")
+        return 2.0 * rows * _expert_weights(at)
     if at.operation.endswith("_attention"):
         width = at.constant("num_heads") * at.constant("head_dim")
         query = axes.get("query_tokens", 0)
@@ -75,7 +103,9 @@ def floor_s(point: Point, physics: Physics) -> float:
         # both directions at once share the pages
         ways = 2 if point.curve.text("direction") == "both" else 1
         return least_bytes(point) / (ways * physics.host_bytes_per_s)
+    # only weights of FP8 are multiplied in eight bits
+    is_fp8 = point.curve.dtype.startswith("fp8")
+    flops = physics.flops_8bit_per_s if is_fp8 else physics.flops_per_s
     return max(
-        least_bytes(point) / physics.memory_bytes_per_s,
-        least_flops(point) / physics.flops_per_s,
+        least_bytes(point) / physics.memory_bytes_per_s, least_flops(point) / flops
     )

@@ -29,9 +29,9 @@ from calibrate.importers.aiconfigurator_layers import (
     latent_decode_ops,
     latent_prefill_ops,
     moe_ops,
-    weight_bits,
 )
 from calibrate.importers.geometry import model_shapes
+from calibrate.precisions import weight_bits
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
 from workloads.plain import read_mapping

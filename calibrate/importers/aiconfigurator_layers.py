@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from calibrate.importers.geometry import LATENT_SIZES
+from calibrate.precisions import weight_bits
 from calibrate.writing import op_table
 from sim.errors import UserError
 
@@ -46,13 +47,6 @@ def check_columns(frame: pd.DataFrame, names: Sequence[str], table: str) -> None
             f"the {table} table has no column '{missing[0]}'; it has "
             f"{', '.join(map(str, frame.columns))[:200]}"
         )
-
-
-def weight_bits(dtype: str) -> int:
-    """Return bits an element of ``bfloat16``, ``fp8_block``, ``int4_wo``, ``nvfp4``."""
-    if dtype in ITEMSIZE:
-        return 16
-    return 4 if "4" in dtype else 8
 
 
 def moe_ops(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pandas as pd
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.moe import CHOSEN
 from calibrate.fit_report import EVEN, SKEWED
 from calibrate.importers.llmservingsim_v0 import folder_of_v0, import_v0
+from calibrate.measurement import CHOSEN
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu

@@ -121,6 +121,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def route(hidden: Tensor, gate: Tensor, experts_per_token: int) -> Tensor:
+    """Return the weights of the best experts (tokens, k), the largest first."""
+    logits = functional.linear(hidden, gate)
+    best = torch.topk(logits, experts_per_token, dim=-1).values
+    return best.softmax(-1)
+
+
 def sample(logits: Tensor, noise: Tensor) -> Tensor:
     """Draw a token for each row of logits by fp32 noise, which is overwritten."""
     noise.exponential_()

@@ -4,7 +4,7 @@ The functions of `calibrate.kernels.torch_ops` with the same arguments. An engin
 compiles its model (the default since 0.8) fuses norms and activation in generated
 kernels instead, which move the same bytes.
 
-Source: ``vllm/_custom_ops.py`` of 0.26, the custom operations of ``_C`` and
+Source: ``vllm/_custom_ops.py`` of 0.26, the custom operations of ``_C``, ``_moe_C`` and
 ``_C_cache_ops``.
 """
 
@@ -14,6 +14,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from vllm import _custom_ops as ops
 
 EPSILON = 1e-6
@@ -36,6 +37,18 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
     torch.ops._C.silu_and_mul(out, gate_up)
     return out
+
+
+def route(hidden: Tensor, gate: Tensor, experts_per_token: int) -> Tensor:
+    """Return the weights of the best experts (tokens, k), the largest first."""
+    logits = functional.linear(hidden, gate)
+    shape = (hidden.shape[0], experts_per_token)
+    weights = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+    ids, places = (
+        torch.empty(shape, dtype=torch.int32, device=hidden.device) for _ in range(2)
+    )
+    ops.topk_softmax(weights, ids, places, logits, True)
+    return weights
 
 
 def write_cache(

@@ -66,7 +66,13 @@ def replay_geometry(
 
 
 def tiny_geometry(facts: Facts) -> Geometry:
-    return Geometry("tiny", dtype="float32", block_size=facts.block_size, **_TINY)
+    return Geometry(
+        "tiny",
+        dtype="float32",
+        block_size=facts.block_size,
+        expert_dtype="",
+        **_TINY,
+    )
 
 
 def swap_variant(facts: Facts) -> str:

@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from calibrate.estimators.moe import CHOSEN
 from calibrate.importers.geometry import expert_shape
-from calibrate.tables.fits import (
-    TOKENS,
-    UNKNOWN,
-    dtypes_of,
-    nodes,
-    predicted,
-    rounded,
-)
+from calibrate.measurement import CHOSEN
+from calibrate.precisions import expert_dtypes
+from calibrate.tables.fits import TOKENS, UNKNOWN, nodes, predicted, rounded
 from sim.costs.experts.routed import touched_experts
 from sim.costs.measured.geometry import expert_geometry, expert_weight_bits
 
@@ -117,13 +111,3 @@ def _codes(points: Points, model: ModelArchitecture) -> dict[str, Any] | None:
         "routing": routings.index(routing),
         "dtype": next((code for code in fitting if code in timed), fitting[0]),
     }
-
-
-def expert_dtypes(model: ModelArchitecture) -> tuple[str, ...]:
-    """Return the precisions of tables that fit the model's experts, best first."""
-    scheme = model.quantization or ""
-    if scheme.startswith("mxfp4"):
-        return ("w4a16_mxfp4",)
-    if scheme.startswith("fp8-block"):
-        return ("fp8_block", "fp8")
-    return dtypes_of(model, expert_weight_bits(model))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from calibrate.points import Points
     from calibrate.side_by_side import ShowFits
     from sim.costs.measured.profile import Profile
-    from sim.hardware.models.architecture import ModelArchitecture
 
     Integers = NDArray[np.int64]
 
@@ -38,15 +37,6 @@ BATCHES: Final = 2 ** np.arange(13)
 CONTEXTS: Final = 2 ** np.arange(21)
 QUERIES: Final = np.unique([1, *(2 ** np.arange(4, 18)), *(3 * 2 ** np.arange(9, 16))])
 TOKENS: Final = 2 ** np.arange(18)
-DTYPES_OF_BITS: Final[Mapping[int, tuple[str, ...]]] = {
-    16: ("bfloat16", "float16"),
-    8: ("fp8", "fp8_block", "int8_wo"),
-    4: ("int4_wo", "nvfp4", "w4a16_mxfp4"),
-}
-"""Bits of a weight to the precisions of tables that are taken for it, best first.
-
-Products of FP8 by blocks come last: their tables hold what the host takes to launch
-them, 55 us and more on h100, h200 and b200 whatever the shape."""
 _GAP: Final = 4
 _MAX_NODES: Final = 128
 """Measured values of an axis beyond which only some of them are nodes."""
@@ -120,14 +110,6 @@ def _fitted(
         fitted, errors = fitted_with_errors(estimator, columns, time_s, split)
         return fitted.complete(), errors
     return errors_of(estimator.lean(), columns, time_s, split)
-
-
-def dtypes_of(model: ModelArchitecture, bits: int) -> tuple[str, ...]:
-    """Return the precisions of tables that fit products of a model, best first."""
-    names = DTYPES_OF_BITS[bits]
-    if bits == 4 and (model.quantization or "").startswith("nvfp4"):
-        return tuple(sorted(names, key=lambda name: name != "nvfp4"))
-    return names
 
 
 def nodes(

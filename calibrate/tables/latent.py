@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from calibrate.importers.geometry import LATENT_SIZES, latent_sizes
-from calibrate.tables.fits import DTYPES_OF_BITS, nodes, predicted, product, rounded
+from calibrate.precisions import DTYPES_OF_BITS
+from calibrate.tables.fits import nodes, predicted, product, rounded
 from sim.costs.measured.geometry import weight_bits_of
 
 if TYPE_CHECKING:

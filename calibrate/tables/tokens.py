@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.estimators import Layer
+from calibrate.precisions import dtypes_of
 from calibrate.tables.experts import expert_table
-from calibrate.tables.fits import TOKENS, dtypes_of, nodes, rounded
+from calibrate.tables.fits import TOKENS, nodes, rounded
 from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -45,6 +46,8 @@ class Layers(NamedTuple):
     """Times a step."""
     head: str = ""
     sampler: str = ""
+    routed: frozenset[str] = frozenset()
+    """Those that only layers of routed experts have."""
 
 
 SOURCES: Final[Mapping[str, Layers]] = {
@@ -71,14 +74,21 @@ SOURCES: Final[Mapping[str, Layers]] = {
     "calibrate": Layers(
         products=(),
         mlp=frozenset({"activation"}),
-        elementwise={"norm": 2, "rope": 1, "activation": 1, "cache_write": 1},
+        elementwise={
+            "norm": 2,
+            "rope": 1,
+            "activation": 1,
+            "cache_write": 1,
+            "router": 1,
+        },
         once={"norm": 1},
         sampler="sampler",
+        routed=frozenset({"router"}),
     ),
 }
 """By where a profile comes from; ``calibrate`` times products by their shape."""
-_OPTIONAL: Final = frozenset({"qk_norm", "add"})
-"""Layers that not every model has."""
+_OPTIONAL: Final = frozenset({"qk_norm", "add", "router"})
+"""Layers that not every model, or not every profile, has."""
 
 
 class TokenTables:
@@ -208,18 +218,18 @@ class TokenTables:
     # -- layers ---------------------------------------------------------------------
 
     def _in_layer(self, names: Iterable[str]) -> dict[str, float]:
-        """Return how often each runs in a layer: dense MLPs are in some layers only.
+        """Return how often each runs in a layer.
 
-        A norm of queries and keys that was not timed counts as another norm.
+        Dense MLPs are in some layers only, routers in the others. A norm of queries and
+        keys that was not timed counts as another norm.
         """
         model, counts = self.model, dict[str, float](self.layers.elementwise)
         dense = 1.0 - model.num_moe_layers / model.num_hidden_layers
         if "qk_norm" not in counts and "norm" in counts:
             counts["norm"] += model.num_qk_norms / model.num_hidden_layers
-        each = {
-            name: counts.get(name, 1) * (dense if name in self.layers.mlp else 1.0)
-            for name in names
-        }
+        shares = dict.fromkeys(self.layers.mlp, dense)
+        shares |= dict.fromkeys(self.layers.routed, 1.0 - dense)
+        each = {name: counts.get(name, 1) * shares.get(name, 1.0) for name in names}
         return {name: count for name, count in each.items() if count}
 
     def _elementwise(self) -> Table | None:

@@ -11,7 +11,7 @@ from sim.config.offloading import (
     OffloadingLinkTable,
     check_offloading,
 )
-from sim.config.sglang import read_arguments
+from sim.config.sglang import read_arguments, replaced_by
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Limit, Positive, Whole
 from sim.hardware.interconnects import GATHERING, All2AllBackend
@@ -151,6 +151,14 @@ class EngineConfig(ConfigTable):
         return self.enable_prefix_caching
 
     @property
+    def budget_key(self) -> str:
+        """Key of the tokens of a step; SGLang has another one for whole prompts."""
+        key = "max_prefill_tokens"
+        is_whole = self.enable_chunked_prefill is False
+        has_key = key in self.generation.keys
+        return key if is_whole and has_key else "max_num_batched_tokens"
+
+    @property
     def cascades(self) -> bool:
         """Whether a prefix that all requests share may be read once a step."""
         if not (self.generation is V1 and self.prefix_caching):
@@ -188,7 +196,8 @@ class EngineConfig(ConfigTable):
         One of another generation shares what stands here at no default: release and
         defaults belong to the generation.
         """
-        shared = self.model_dump()
+        replaced = replaced_by(own)
+        shared = {k: v for k, v in self.model_dump().items() if k not in replaced}
         other = _generation_in({**shared, **own})
         if other is not None and other is not self.generation:
             defaults = {

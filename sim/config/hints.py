@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
-from sim.config.plug import did_you_mean
+from sim.config.plug import did_you_mean, with_choices
 from sim.config.types import shortened
 from sim.errors import ConfigError
 
@@ -53,8 +53,6 @@ _WITH_A_UNIT = re.compile(r"[\d.]+\s*[A-Za-z%/]+")
 """Such as 256GiB."""
 
 _RATES = frozenset({"rate", "request_rate", "qps", "rps"})
-_MANY = 15
-"""Choices of which a list helps less than the one that was meant."""
 
 # Names that pydantic puts into a path to tell the branches of a union apart.
 _TYPE_NAMES = ("str", "dict[str,any]", "[key]")
@@ -178,7 +176,6 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
     table, _, key = path.rpartition(".")
     table = _without_places(table)
     choices = list(tables[table].model_fields if table in tables else ())
-    listed = f" (there are: {', '.join(choices)})"
     word = key.lower().replace("-", "_")
     word = _ALIASES.get(word, word)
     if table.rpartition(".")[2] == "engine":
@@ -196,8 +193,7 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
     if len(others) == 1:
         (other,) = others
         return f"; did you mean '{f'{other}.{word}' if other else word}'?"
-    hint = did_you_mean(word, choices)
-    return hint if hint and len(choices) > _MANY else hint + listed
+    return with_choices(did_you_mean(word, choices), choices, "there are", table)
 
 
 def tables_of(root: type[BaseModel], path: str = "") -> dict[str, type[BaseModel]]:

@@ -42,7 +42,7 @@ from workloads.prefixes import PREFIXES, PrefixStructure
 from workloads.traces import TRACE_READERS, TraceReader
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 USER_MODULE_PREFIX = "kvsim_user_"
@@ -50,6 +50,11 @@ USER_MODULE_PREFIX = "kvsim_user_"
 
 _ALIASES = {"transformers": "hf_fifo"}
 """Words of other tools, and what the kind is called here."""
+
+_MANY = 15
+"""Choices of which a list helps less than the one that was meant."""
+_MOST_LISTED = 25
+"""Choices that a line still holds."""
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
@@ -69,6 +74,22 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     if not near and len(longer) == 1:
         near = longer
     return f"; did you mean '{names[near[0]]}'?" if near else ""
+
+
+def with_choices(hint: str, choices: Sequence[str], begin: str, owner: str) -> str:
+    """Return a hint with all choices, where these help: at most a line of them.
+
+    Examples
+    --------
+    >>> with_choices("", ["a", "b"], "it has", "x")
+    ' (it has: a, b)'
+    """
+    if len(choices) <= (_MANY if hint else _MOST_LISTED):
+        return f"{hint} ({begin}: {', '.join(choices) or 'none'})"
+    return hint or (
+        f"; docs/configuration.md lists the {len(choices)} that {owner} has; take one "
+        f"of them, or leave it out"
+    )
 
 
 def build(
@@ -192,8 +213,7 @@ def _refuse_unknown(
         if key not in settable:
             raise ConfigError(
                 f"{where}.{key}: '{kind}' has no such key"
-                f"{did_you_mean(key, settable)} (it has: "
-                f"{', '.join(settable) or 'none'})"
+                + with_choices(did_you_mean(key, settable), settable, "it has", kind)
             )
 
 

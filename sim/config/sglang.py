@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ConfigError
-from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, defaults_of, driver_mib
-from sim.hardware.gpus import load_gpu
+from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS
 from sim.scheduler.sglang.names import (
     MAX_TOTAL_TOKENS,
     NAMES,
@@ -14,9 +13,14 @@ from sim.scheduler.sglang.names import (
     SAME_SWITCHES,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_COMMON = NAMES | NEGATED | SAME_SWITCHES
+
 
 def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
-    """Return an engine table in common names, with SGLang's defaults for its GPU.
+    """Return an engine table in common names.
 
     Parameters
     ----------
@@ -26,10 +30,10 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If a key is given in both names, or makes no sense.
+        If a key is given in both names, or makes no sense, or has no effect.
     """
     found = dict(engine)
-    for name, common in (NAMES | NEGATED | SAME_SWITCHES).items():
+    for name, common in _COMMON.items():
         if name not in found:
             continue
         if found.get(common) is not None:
@@ -47,7 +51,16 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
             found[common] = value
     if MAX_TOTAL_TOKENS in found:
         found["num_gpu_blocks_override"] = _pages(found)
-    _fill_in(found)
+    size, whole = found.get("max_num_batched_tokens"), found.get("max_prefill_tokens")
+    if found.get("enable_chunked_prefill") is False and size not in {
+        None,
+        whole or MAX_PREFILL_TOKENS,  # of earlier results
+    }:
+        raise ConfigError(
+            f"max_num_batched_tokens: without chunks SGLang has no such size "
+            f"(chunked_prefill_size is -1), and whole prompts fill a batch as far as "
+            f"max_prefill_tokens; leave it out, or enable_chunked_prefill, got {size!r}"
+        )
     return found
 
 
@@ -67,23 +80,15 @@ def _pages(found: dict[str, Any]) -> int:
     return num_tokens // size
 
 
-def _fill_in(found: dict[str, Any]) -> None:
-    """Fill in the prompt tokens of a batch, which follow from the card, if not given.
+def replaced_by(own: Iterable[str]) -> set[str]:
+    """Return the common keys that keys of a pool stand for, beside those of all pools.
 
-    Whole prompts fill a batch as far as ``max_prefill_tokens``, and the share of memory
-    that is left for activations follows from that.
+    Examples
+    --------
+    >>> replaced_by(["page_size", "model"])
+    {'block_size'}
     """
-    if found.get("enable_chunked_prefill") is False:
-        found["max_num_batched_tokens"] = MAX_PREFILL_TOKENS
-        return
-    if found.get("max_num_batched_tokens") is not None:
-        return
-    gpu, ranks = found.get("gpu"), found.get("tensor_parallel_size", 1)
-    if not isinstance(gpu, str) or not isinstance(ranks, int):
-        return  # refused later, with its key
-    try:
-        memory_mib = driver_mib(load_gpu(gpu))
-    except ConfigError:
-        return
-    size = defaults_of(memory_mib, ranks).chunked_prefill_size
-    found["max_num_batched_tokens"] = size
+    found = {_COMMON[name] for name in own if name in _COMMON}
+    if "chunked_prefill_size" in own:
+        found.add("enable_chunked_prefill")
+    return found

@@ -70,7 +70,7 @@ class RunConfig(ConfigTable):
             try:
                 engine = self.engine_of(pool)
             except ValidationError as error:
-                line = one_line(error, EngineConfig)
+                line = one_line(error, EngineConfig).removeprefix("configuration: ")
                 raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
             if prices is not None and prices.of(engine.gpu) is None:
                 name = price_name(engine.gpu)

@@ -76,6 +76,8 @@ class Engine:
 
     Attributes
     ----------
+    priority
+        Of the ends of its steps among what happens at one instant.
     num_unread
         Requests that came since a turn with other ranks began.
     is_interruptible
@@ -117,12 +119,10 @@ class Engine:
         beside: Beside | None = None,
         place: int = 0,
     ) -> None:
-        self.env = env
-        self._priority = step_priority(place) if pace is None else STEP_PRIORITY
-        self.scheduler = scheduler
+        self.env, self.scheduler, self.recorder = env, scheduler, recorder
+        self.priority = step_priority(place) if pace is None else STEP_PRIORITY
         self.cost_model = cost_model if pace is None else Unpriced()
         self.pace, self.beside = pace, beside
-        self.recorder = recorder
         self.arrivals: Iterable[Request] = arrivals or ()
         self.sample, self.horizon = sample, horizon
         self.num_steps = self.num_unread = 0
@@ -235,7 +235,7 @@ class Engine:
         env, at, next_turn_s = self.env, self.env.at, self.env.next_turn_s
         scheduler: Any = self.scheduler
         pace, horizon, listeners = self.pace, self.horizon, self.listeners
-        priority, is_lone = self._priority, env.is_lone
+        priority, is_lone = self.priority, env.is_lone
         is_interruptible = self.is_interruptible
         looks_ahead = self.looks_ahead and is_interruptible
         recorder, log = self.recorder, self.recorder.steps

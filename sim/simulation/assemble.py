@@ -27,7 +27,7 @@ from sim.hardware.capacity.arguments import (
     parse_engine_version,
 )
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
-from sim.hardware.capacity.sglang import is_sglang
+from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, is_sglang
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
 from sim.hardware.interconnects import link_of, load_interconnect, pcie_choices
 from sim.hardware.models.architecture import dtype_bytes
@@ -137,7 +137,10 @@ def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | Non
     None leaves it to the release. Source: vLLM 0.7.3, ``vllm/config.py``
     (`SchedulerConfig`).
     """
-    given, generation = engine.max_num_batched_tokens, engine.generation
+    key, generation = engine.budget_key, engine.generation
+    given: int | None = getattr(engine, key)
+    if key == "max_prefill_tokens":
+        return given or MAX_PREFILL_TOKENS
     may_chunk = "enable_chunked_prefill" in generation.keys
     if given is not None or not (generation.budget_follows_length and may_chunk):
         return given

@@ -157,6 +157,7 @@ class Fleet:
             "num_gpu_blocks": [pool.capacity.num_gpu_blocks for pool in owners],
             "block_size": max(pool.capacity.block_size for pool in owners),
             "session_of": session_of,
+            "turn_of": lambda number: self._running[places[number]].priority,
             "cached_blocks": (
                 partial(self._cached_blocks, places)
                 if all(isinstance(self.schedulers[i], Holdings) for i in places)

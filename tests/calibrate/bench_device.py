@@ -25,6 +25,13 @@ TINY = Geometry(
 )
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "block_size": 16}
 
+EXPERTS = {
+    "hidden_size": 64,
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "intermediate_size": 96,
+}
+
 
 class CpuDevice(GpuDevice):
     """Says who it is without asking a driver."""
@@ -85,5 +92,10 @@ def small_points(operation: str, variant: str) -> list[Point]:
         "sampler": {"vocab_size": 128},
         "rope": {key: HEADS[key] for key in ("num_heads", "num_kv_heads", "head_dim")},
         "cache_write": HEADS,
+        "router": {key: EXPERTS[key] for key in EXPERTS if key[0] != "i"},
+        "routed_experts": EXPERTS,
     }[operation]
+    if operation == "routed_experts":
+        at = curve(operation, variant, dtype, constants)
+        return [Point(at, (5, 6)), Point(at, (40, 8))]
     return [Point(curve(operation, variant, dtype, constants), (5,))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibrate.harness.dry_run import DryRunDevice
 from sim.costs.measured.profile import canonical_json, parse_profile
-from tests.calibrate.runs import calibrated, settings
+from tests.calibrate.runs import LLAMA, calibrated, settings
 
 
 class SeemingH200(DryRunDevice):
@@ -22,9 +22,10 @@ class SeemingH200(DryRunDevice):
 
 
 @functools.cache
-def calibration(preset="default"):
+def calibration(preset="default", model=LLAMA):
     """The profile of a calibration before it is fitted."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
-        body = calibrated(checkpoint, settings(preset), SeemingH200())
+        asked = settings(preset, model=model)
+        body = calibrated(checkpoint, asked, SeemingH200())
     return parse_profile(canonical_json(body))

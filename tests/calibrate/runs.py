@@ -21,14 +21,20 @@ if TYPE_CHECKING:
     from calibrate.measurement import Point
 
 
-def geometry() -> Geometry:
-    return geometry_of(load_model("meta-llama/Llama-3.1-8B"), 16, 1)
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def geometry(model: str = LLAMA) -> Geometry:
+    return geometry_of(load_model(model), 16, 1)
 
 
 def settings(
-    preset: str = "quick", operations: tuple[str, ...] = OPERATIONS, seed: int = 0
+    preset: str = "quick",
+    operations: tuple[str, ...] = OPERATIONS,
+    seed: int = 0,
+    model: str = LLAMA,
 ) -> Settings:
-    return Settings(geometry(), preset, "auto", operations, seed)
+    return Settings(geometry(model), preset, "auto", operations, seed)
 
 
 def calibrated(

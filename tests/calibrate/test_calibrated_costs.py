@@ -266,3 +266,81 @@ def test_several_points_of_a_shape_count_once():
     points = fits.points["decode_attention"]
     columns, time_s = aggregated(points.columns, points.time_s)
     assert len(time_s) == len(np.unique(np.stack(list(columns.values())), axis=1).T)
+
+
+QWEN = load_model("Qwen/Qwen3-30B-A3B")
+EXPERTS = {"hidden_size": 2048, "num_experts": 128, "experts_per_token": 8}
+
+
+def experts_s(variant, dtype, constants, *values):
+    """Seconds that the dry run has for a layer of routed experts."""
+    at = curve("routed_experts", variant, dtype, constants)
+    return ideal_s(Point(at, values))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """The cost of a mixture that was calibrated, and the seconds of its products."""
+    whole = calibration("brief", QWEN.name)
+    fitted = with_tables(whole, whole, QWEN)
+    path = tmp_path_factory.mktemp("profiles") / "p.json"
+    write_profile(fitted, path)
+    tokens = fitted.fit["models"][0]["tokens"]
+    products = dict(zip(tokens["tokens"], tokens["gemm_s"], strict=True))
+    return MeasuredCost(str(path), model=QWEN, gpu=H200), products
+
+
+def test_experts_cost_what_was_timed(mixture):
+    """Steps of a mixture that was calibrated are measured, experts and routers too."""
+    cost, products = mixture
+    sizes = EXPERTS | {"intermediate_size": 768}
+    for batch, touched in ((1, 8), (16, 82.4), (64, 125.9), (256, 128)):
+        step = cost.step(BatchShape(batch, batch * 2048, 0, 0, 0, 0))
+        assert not step.extrapolated
+        low, high = (
+            experts_s("fused_moe", "bfloat16", sizes, batch, number)
+            for number in (int(touched), int(touched) + (touched % 1 > 0))
+        )
+        expected = 48 * (low + (high - low) * (touched % 1))
+        found = step.gemm_s - products[batch]
+        assert found == pytest.approx(expected, rel=0.03)
+
+
+def test_a_profile_without_experts_prices_them_from_the_datasheet(tmp_path):
+    whole = calibration("brief", QWEN.name)
+    body = json.loads(json.dumps(whole.body))
+    ops = [op for op in body["ops"] if not op["operation"].startswith("moe")]
+    assert len(ops) < len(body["ops"])
+    bare = build_profile(whole.kind, whole.provenance, ops)
+    path = tmp_path / "p.json"
+    write_profile(with_tables(bare, bare, QWEN), path)
+    cost = MeasuredCost(str(path), model=QWEN, gpu=H200)
+    assert cost.step(BatchShape(16, 16 * 2048, 0, 0, 0, 0)).extrapolated
+
+
+def test_the_faster_kernel_of_experts_is_taken_and_another_can_be():
+    whole = calibration("quick", "openai/gpt-oss-20b")
+    tables = [table for table in whole.ops if table.operation == "moe"]
+    assert {table.variant for table in tables} == {"matmul_ogs", "marlin"}
+    assert {table.variant for table in chosen("moe", tables, {"moe": "marlin"})} == {
+        "marlin"
+    }
+    assert len({table.variant for table in chosen("moe", tables, {})}) == 1
+    assert parse_variants(["moe=marlin"]) == {"moe": "marlin"}
+
+
+def test_routers_are_a_layer_of_mixtures_only():
+    whole = calibration("brief", QWEN.name)
+    (router,) = [t for t in whole.tables("layer") if t.constants["layer"] == "router"]
+    without = [
+        op for op in whole.body["ops"] if op["constants"].get("layer") != "router"
+    ]
+    bare = build_profile(whole.kind, whole.provenance, without)
+    tables = [
+        tabulated(profile, QWEN)["models"][0]["elementwise"]
+        for profile in (whole, bare)
+    ]
+    place = tables[0]["tokens"].index(64)
+    more_s = tables[0]["time_s"][place] - tables[1]["time_s"][place]
+    measured = router.quantiles["p50_s"][router.axes["tokens"].index(64)]
+    assert more_s == pytest.approx(48 * measured, rel=0.02)

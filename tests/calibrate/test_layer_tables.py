@@ -8,8 +8,7 @@ import pytest
 
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.llmservingsim import import_llmservingsim
-from calibrate.tables.experts import expert_dtypes
-from calibrate.tables.fits import dtypes_of
+from calibrate.precisions import dtypes_of, expert_dtypes
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.costs import MeasuredCost, RooflineCost

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from calibrate.harness.device import Task
+    from calibrate.harness.geometry import Geometry
     from calibrate.kernels.paged import PagedBatch
 
 if not torch.cuda.is_available():
@@ -110,9 +111,18 @@ def every_choice() -> list[Choice]:
     ]
 
 
+def geometry_for(choice: Choice) -> Geometry:
+    """Return the shapes of a model that has the operation, of a precision it takes."""
+    if choice.operation not in {"router", "routed_experts"}:
+        return geometry()
+    packed = choice.variant in {"matmul_ogs", "marlin"}
+    return geometry("openai/gpt-oss-20b" if packed else "Qwen/Qwen3-30B-A3B")
+
+
 def largest(device: GpuDevice, choice: Choice) -> Point:
     """Return a quick grid's point of the most work, 5 ms at best at most."""
-    points = build_grid(PRESETS["quick"], geometry(), device.limits, [choice])
+    here = geometry_for(choice)
+    points = build_grid(PRESETS["quick"], here, device.limits, [choice])
     floors = {point: floor_s(point, device.physics) for point in points}
     return max((p for p in points if floors[p] < 5e-3), key=lambda p: floors[p])
 
@@ -146,15 +156,51 @@ def timed(
 def test_every_variant_is_right_and_slower_than_physics(
     device: GpuDevice, found: list[str], choice: Choice
 ) -> None:
-    points = build_grid(PRESETS["quick"], geometry(), device.limits, [choice])
+    here = geometry_for(choice)
+    points = build_grid(PRESETS["quick"], here, device.limits, [choice])
     for at in dict.fromkeys(point.curve for point in points):
-        check = device.check(geometry(), at, choice.backend)
+        check = device.check(here, at, choice.backend)
         assert check.passed, (at.key, check)
     point = largest(device, choice)
     line, medians = timed(device, point, choice.backend)
     found.append(line)
     # a loop of a thousand copies may be all host
     assert medians["device"] * 1.1 > floor_s(point, device.physics), line
+
+
+@pytest.mark.parametrize("dtype", ["float16", "fp8", "fp8_block"])
+def test_experts_of_other_precisions(
+    device: GpuDevice, found: list[str], dtype: str
+) -> None:
+    if device._backends["vllm"]:
+        pytest.skip(device._backends["vllm"])
+    constants = {"hidden_size": 2048, "intermediate_size": 768}
+    constants |= {"num_experts": 128, "experts_per_token": 8}
+    at = curve("routed_experts", "fused_moe", dtype, constants)
+    check = device.check(geometry(), at, "vllm")
+    assert check.passed, check
+    points = [Point(at, values) for values in ((16, 82), (1024, 128))]
+    found += [f"{timed(device, point, 'vllm')[0]}  {dtype}" for point in points]
+
+
+def test_time_grows_with_the_experts_that_are_touched(
+    device: GpuDevice, found: list[str]
+) -> None:
+    """As many tokens take longer where they read more weights."""
+    choices = device.choices("auto", ("routed_experts",))
+    here = geometry("Qwen/Qwen3-30B-A3B")
+    (at,) = {
+        point.curve
+        for point in build_grid(PRESETS["quick"], here, device.limits, choices)
+    }
+    backend = next(c.backend for c in choices if c.variant == at.variant)
+    medians = []
+    for touched in (8, 30, 60, 112):
+        line, times = timed(device, Point(at, (32, touched)), backend)
+        found.append(line)
+        medians.append(times["device"])
+    assert medians == sorted(medians)
+    assert medians[-1] > 2 * medians[0]
 
 
 def on_gpu(host: PagedBatch, device: torch.device) -> PagedBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,8 @@ from sim.errors import UserError
 from sim.hardware.models.bundled import load_model
 from tests.calibrate.runs import geometry
 
+QWEN = load_model("Qwen/Qwen3-30B-A3B")
+OF_EXPERTS = {"router", "routed_experts"}
 DEVICE = DryRunDevice()
 CHOICES = DEVICE.choices("auto", OPERATIONS)
 DECODE = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}
@@ -31,7 +34,10 @@ def test_every_point_is_there_once_and_fits(preset: str) -> None:
     limits = Limits(kv_tokens_bytes=GIB, transfer_bytes=64 * MIB, pool_bytes=2 * GIB)
     points = build_grid(PRESETS[preset], geometry(), limits, CHOICES)
     assert max(Counter(points).values()) == 1
-    assert {point.curve.operation for point in points} == set(OPERATIONS)
+    timed = {point.curve.operation for point in points}
+    assert timed == set(OPERATIONS) - OF_EXPERTS
+    mixture = build_grid(PRESETS[preset], geometry_of(QWEN, 16, 1), limits, CHOICES)
+    assert {point.curve.operation for point in mixture} == set(OPERATIONS)
     for point in points:
         assert all(value >= (0 if "past" in name else 1)
                    for name, value in point.axes.items())  # fmt: skip
@@ -215,12 +221,11 @@ def test_models_that_are_not_timed(model: str, rule: str) -> None:
 
 def test_what_is_not_timed_is_named() -> None:
     assert geometry().omissions == ()
-    experts = geometry_of(load_model("Qwen/Qwen3-30B-A3B"), 16, 2)
-    assert experts.omissions == (
-        "128 routed experts a layer",
-        "all-reduce among 2 GPUs",
-    )
+    experts = geometry_of(QWEN, 16, 2)
+    assert experts.omissions == ("all-reduce among 2 GPUs",)
     assert experts.gemms.keys() == {"qkv", "o", "head"}
+    packed = geometry_of(replace(QWEN, quantization="nvfp4"), 16, 1)
+    assert packed.omissions == ("128 routed experts a layer, of nvfp4",)
     sliding = geometry_of(load_model("google/gemma-2-9b"), 16, 1)
     assert sliding.omissions == ("attention in a window of 4096 keys",)
 
@@ -231,3 +236,66 @@ def test_a_rank_of_a_model() -> None:
     assert rank.gemms["qkv"] == ((16 + 4) * 128, 8192)
     assert rank.gemms["down"] == (8192, 7168)
     assert rank.page_bytes == 16 * 2 * 128 * 2
+
+
+def test_experts_are_timed_by_tokens_and_by_how_many_they_touch() -> None:
+    points = [
+        point
+        for point in build_grid(
+            PRESETS["brief"], geometry_of(QWEN, 16, 2), DEVICE.limits, CHOICES
+        )
+        if point.curve.operation == "routed_experts"
+    ]
+    (at,) = {point.curve for point in points}
+    assert (at.variant, at.dtype) == ("fused_moe", "bfloat16")
+    assert dict(at.constants) == {
+        "hidden_size": 2048,
+        "num_experts": 128,
+        "experts_per_token": 8,
+        "intermediate_size": 384,  # half of an expert: a rank's share
+    }
+    touched: dict[int, set[int]] = {}
+    for point in points:
+        tokens, experts = point.values
+        assert 8 <= experts <= min(128, 8 * tokens)
+        touched.setdefault(tokens, set()).add(experts)
+    assert list(touched) == list(PRESETS["brief"].tokens)
+    # 128 (1 - (1 - 8 / 128) ** n), as few as there can be, and the middle
+    assert touched[1] == {8}
+    assert touched[16] == {82}
+    assert touched[32] == {112, 60, 8}
+    assert touched[8192] == {128, 68}
+    assert least_bytes(Point(at, (32, 60))) == 60 * 3 * 2048 * 384 * 2 + 32 * 2048 * 4
+    assert least_flops(Point(at, (32, 60))) == 2 * 32 * 8 * 3 * 2048 * 384
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "variants"),
+    [
+        ("openai/gpt-oss-20b", "w4a16_mxfp4", {"matmul_ogs", "marlin"}),
+        ("Qwen/Qwen3-30B-A3B-FP8", "fp8_block", {"fused_moe"}),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "bfloat16", {"fused_moe"}),
+    ],
+)
+def test_experts_are_timed_in_their_precision(
+    model: str, dtype: str, variants: set[str]
+) -> None:
+    here = geometry_of(load_model(model), 16, 1)
+    points = build_grid(PRESETS["quick"], here, DEVICE.limits, CHOICES)
+    curves = {p.curve for p in points if p.curve.operation == "routed_experts"}
+    assert {(at.variant, at.dtype) for at in curves} == {
+        (variant, dtype) for variant in variants
+    }
+
+
+def test_weights_of_fp8_are_multiplied_in_eight_bits() -> None:
+    constants = {"hidden_size": 2048, "intermediate_size": 768}
+    constants |= {"num_experts": 128, "experts_per_token": 8}
+    floors = [
+        floor_s(
+            Point(curve("routed_experts", "fused_moe", dtype, constants), (8192, 128)),
+            DEVICE.physics,
+        )
+        for dtype in ("bfloat16", "fp8_block")
+    ]
+    assert floors[0] / floors[1] == pytest.approx(2.0, rel=1e-3)

@@ -8,7 +8,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from cache.errors import require
-from sim.engine.clock import ARRIVAL_PRIORITY
+from sim.engine.clock import step_priority
 from sim.errors import ConfigError
 from sim.fleet.checks import at_least
 from sim.fleet.routers.block_index import prompt_runs
@@ -180,6 +180,9 @@ class DynamoKv(RandomRouter):
     router_temperature
         Above 0 an engine is drawn: with the exponential of its cost over the range of
         costs, by the temperature.
+    turn_of
+        Returns by place when the steps of an engine end among what happens at one
+        instant. A pair's decoder is chosen when the step of its prefiller ends.
 
     Attributes
     ----------
@@ -207,6 +210,7 @@ class DynamoKv(RandomRouter):
         prefill_load_scale: float = 1.0,
         decode_active_request_weight: float = 0.0,
         router_temperature: float = 0.0,
+        turn_of: Callable[[int], float] = step_priority,
     ) -> None:
         super().__init__(num_engines, stream)
         self._stream = stream
@@ -222,7 +226,7 @@ class DynamoKv(RandomRouter):
                 "use_kv_events: engines of the v1 generation tell what they cache, and "
                 "these are others; set it to false"
             )
-        self._env = env
+        self._env, self._turn_of = env, turn_of
         self._block_size = block_size
         self._cached_blocks = cached_blocks
         self._use_kv_events = use_kv_events
@@ -262,7 +266,7 @@ class DynamoKv(RandomRouter):
             for request in self._computed[place]:
                 first_token_s = request.first_token_s
                 if first_token_s < now_s or (
-                    first_token_s == now_s and env.turn > ARRIVAL_PRIORITY
+                    first_token_s == now_s and env.turn >= self._turn_of(place)
                 ):
                     self._let_go(place, request)
                 else:  # known before, amid quiet steps

@@ -110,11 +110,10 @@ def default_fraction(
     tensor_parallel_size
         Ranks.
     chunked_prefill_size
-        0 or less: no chunks.
+        Prompt tokens of a batch: without chunks `max_prefill_tokens`.
     """
     size = memory_mib
-    chunk = chunked_prefill_size
-    chunk = max(chunk, 2048) if chunk > 0 else MAX_PREFILL_TOKENS
+    chunk = max(chunked_prefill_size, 2048)
     graphs = defaults_of(memory_mib, tensor_parallel_size).cuda_graph_max_bs
     reserved = 512 + 1.5 * chunk + 2 * graphs + 1024 * tensor_parallel_size / 8
     if size > 61_440:

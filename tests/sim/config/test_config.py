@@ -67,7 +67,12 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engin", {}, "engin: unknown key; did you mean 'engine'"),
         ("engine.kind", "sglang", "unknown key; did you mean 'engine.scheduler'"),
         ("engine.backend", "vllm", "unknown key; did you mean 'engine.scheduler'"),
-        ("engine.name", "v1", r"unknown key \(there are: model, "),
+        (
+            "engine.trust_remote_code",
+            True,
+            r"^engine.trust_remote_code: unknown key; docs/configuration.md lists the "
+            r"\d\d that engine has; take one of them, or leave it out$",
+        ),
         (
             "workload.kind",
             "poisson",

@@ -11,6 +11,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.plug import build
 from sim.config.tables import load_config, parse_config
+from sim.costs import COST_MODELS
 from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
 from sim.simulation.workload import make_workload
@@ -285,3 +286,12 @@ def test_a_kind_that_is_no_text_is_refused() -> None:
     for odd in ([None], {"a": 1}, 5):
         with pytest.raises(ConfigError, match=rf"{path}.kind"):
             simulate(load_config(chat, {f"{path}.kind": odd}))
+
+
+def test_many_keys_are_named_by_their_page() -> None:
+    table = {"kind": "roofline", "gemm": 0.7}
+    with pytest.raises(ConfigError, match=r"lists the \d\d that roofline has; take"):
+        build(COST_MODELS, table, "cost")
+    table["gemm_compute_eff"] = table.pop("gemm")
+    with pytest.raises(ConfigError, match=r"mean 'gemm_compute_efficiency'\?$"):
+        build(COST_MODELS, table, "cost")

@@ -507,6 +507,20 @@ def test_costs_of_blocks_are_those_that_dynamo_has_logged() -> None:
     assert router.active_tokens(two) in {0, 1853}
 
 
+def test_a_first_token_counts_when_its_engine_has_its_turn() -> None:
+    """At one instant engines have theirs by place, and a prefiller asks amid these."""
+    clock = Clock(2.0)
+    keys = {"use_kv_events": False, "turn_of": [0.8, 0.9].__getitem__}
+    router = DynamoKv(clock, 2, stream(), 64, None, **keys)
+    one = request(1, (1, 640))
+    place = router.choose(one)
+    one.note_first_token(2.0)  # known before, by an engine that schedules ahead
+    own_turn = [0.8, 0.9][place]
+    for turn, num_tokens in ((0.0, 640), (0.5, 640), (own_turn, 0), (1.0, 0)):
+        clock.turn = turn
+        assert router.num_computing(place) == num_tokens
+
+
 def test_without_events_what_was_sent_counts_for_two_minutes() -> None:
     env = Clock()
     router = DynamoKv(env, 2, stream(), 64, None, use_kv_events=False)

@@ -248,6 +248,14 @@ def test_its_own_names_are_the_common_ones() -> None:
             {"enable_priority_scheduling": True, "schedule_policy": "lpm"},
             "schedule_policy must be one of fcfs, lof with enable_priority_scheduling",
         ),
+        (
+            {"chunked_prefill_size": 4096, "enable_chunked_prefill": False},
+            "max_num_batched_tokens: without chunks SGLang has no such size",
+        ),
+        (
+            {"chunked_prefill_size": -1, "max_num_batched_tokens": 4096},
+            "chunked_prefill_size: SGLang's name for max_num_batched_tokens",
+        ),
         ({"model": "openai/gpt-oss-120b"}, "full attention in all layers for SGLang"),
         (
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
@@ -349,9 +357,48 @@ def test_the_share_of_memory_is_that_of_the_card(
 def test_pages_of_a_small_card() -> None:
     config = parse_config(minimal(scheduler="sglang", gpu="rtx_4090", page_size=16))
     engine = config.engine
-    assert (engine.max_num_batched_tokens, engine.block_size) == (2048, 16)
-    assert engine.gpu_memory_utilization is None  # that of the card
+    (pool,) = pools_of(config)
+    assert (pool.capacity.max_num_batched_tokens, engine.block_size) == (2048, 16)
+    assert engine.max_num_batched_tokens is None  # that of the card
+    assert engine.gpu_memory_utilization is None
     assert engine.schedules_ahead
+
+
+def test_pools_of_a_fleet_have_their_own_cards_and_names() -> None:
+    """Chunks were those of the first card, and names were said to be given twice."""
+
+    def pools(own: dict[str, Any], **shared: Any) -> list[Any]:
+        engine = {"scheduler": "sglang", "gpu": "h100_sxm", "tp_size": 1} | shared
+        first, second = ({"name": name, "replicas": 1} for name in "ab")
+        fleet = {"pools": [first, second | {"engine": own}]}
+        config = parse_config(minimal(**engine) | {"fleet": fleet})
+        assert parse_config(config.to_data()) == config
+        return pools_of(config)
+
+    both = pools({"gpu": "rtx_4090"})
+    assert [each.capacity.max_num_batched_tokens for each in both] == [8192, 2048]
+    _, own = pools(
+        {
+            "page_size": 16,
+            "chunked_prefill_size": 512,
+            "max_total_tokens": 6400,
+            "disable_radix_cache": True,
+            "disable_cuda_graph": True,
+        },
+        chunked_prefill_size=-1,
+    )
+    engine = own.engine
+    assert (engine.block_size, engine.num_gpu_blocks_override) == (16, 400)
+    assert own.capacity.max_num_batched_tokens == 512
+    assert engine.enforce_eager
+    assert not engine.prefix_caching
+    _, whole = pools({"chunked_prefill_size": -1, "max_prefill_tokens": 4096})
+    assert whole.capacity.max_num_batched_tokens == 4096
+    assert whole.capacity.gpu_memory_utilization == 0.874
+    with pytest.raises(
+        ConfigError, match=r"pools\.1\.engine\.page_size: SGLang's name"
+    ):
+        pools({"page_size": 16, "block_size": 16})
 
 
 WORKLOAD = {

@@ -104,7 +104,7 @@ def levers_of(
     """Yield all changes that the candidate's generation has, then the plan's own."""
     engine = parse_config(dict(candidate.run)).engine
     yield from _resources(candidate)
-    yield from _limits(candidate)
+    yield from _limits(candidate, engine)
     yield from _cache(candidate, engine)
     yield from _preemption(engine)
     yield from _drafts(engine)
@@ -183,11 +183,14 @@ def _default(key: str) -> Any:
     return RooflineParameters.__dataclass_fields__[key].default
 
 
-def _limits(candidate: Candidate) -> Iterator[Lever]:
+def _limits(candidate: Candidate, engine: EngineConfig) -> Iterator[Lever]:
     capacity = candidate.pool
-    for key in ("max_num_seqs", "max_num_batched_tokens"):
-        value = getattr(capacity, key)
-        yield _engine(key, round(value * _RELAXED), "+10 %", key)
+    for key, resource in (
+        ("max_num_seqs", "max_num_seqs"),
+        (engine.budget_key, "max_num_batched_tokens"),
+    ):
+        value = getattr(capacity, resource)
+        yield _engine(key, round(value * _RELAXED), "+10 %", resource)
         yield _engine(key, max(1, value // 2), f"x 0.5 ({max(1, value // 2):,})")
         yield _engine(key, value * 2, f"x 2 ({value * 2:,})")
 

@@ -129,7 +129,13 @@ def test_the_share_of_memory_is_that_of_the_card_unless_it_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("chunks", "share"),
-    [({}, 0.835), ({"chunked_prefill_size": -1}, 0.685), ({"tp_size": 8}, 0.818)],
+    [
+        ({}, 0.835),
+        ({"chunked_prefill_size": -1}, 0.685),
+        ({"chunked_prefill_size": -1, "max_prefill_tokens": 4096}, 0.874),
+        ({"chunked_prefill_size": -1, "max_prefill_tokens": 32_768}, 0.383),
+        ({"tp_size": 8}, 0.818),
+    ],
 )
 def test_configurations_take_the_share_of_the_card(
     chunks: dict[str, Any], share: float

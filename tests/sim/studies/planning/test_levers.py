@@ -48,3 +48,17 @@ def test_a_faster_link_shortens_collectives_alone(
 def test_one_gpu_has_no_link_to_make_faster() -> None:
     (candidate,) = candidates_of(parse_plan(small(cost={"kind": "roofline"})))
     assert all(each.resource != "interconnect" for each in levers_of(candidate, {}))
+
+
+def test_whole_prompts_of_sglang_have_another_limit_to_relax() -> None:
+    engine = {"scheduler": "sglang", "chunked_prefill_size": -1, "page_size": 16}
+    engine |= {"model": MODEL}
+    (candidate,) = candidates_of(parse_plan(small(engine=engine)))
+    budget = {
+        each.change: each.overrides
+        for each in levers_of(candidate, {})
+        if each.name == "max_prefill_tokens"
+    }
+    assert budget["x 0.5 (8,192)"] == {"engine.max_prefill_tokens": 8192}
+    for each in levers_of(candidate, {}):
+        parse_config(each.apply(candidate.run))
