@@ -315,7 +315,7 @@ def test_a_backend_that_is_not_here_is_refused() -> None:
         ("NVIDIA L4", 22.0, "l4"),
         ("NVIDIA GeForce RTX 4090", 23.5, "rtx_4090"),
         ("NVIDIA B200", 178.4, "b200_sxm"),
-        ("NVIDIA GH200 480GB", 94.5, None),
+        ("NVIDIA GH200 480GB", 94.5, "gh200"),
         ("Tesla T4", 14.7, "t4"),
         ("Tesla M60", 7.5, None),
     ],
