@@ -29,6 +29,7 @@ _MONOTONIC: Final[dict[str, tuple[str, ...]]] = {
     "prefill_attention": ("batch", "query", "past"),
     "mixed_attention": ("query", "past", "num_decodes", "decode_context"),
     "gemm": ("m",),
+    "moe": ("activated_experts",),
     "swap": ("num_blocks",),
     "copy": ("num_blocks",),
     "allreduce": ("bytes",),
@@ -166,6 +167,12 @@ def _gemm(point: Mapping[str, Any]) -> tuple[float, float, int]:
     return n * k * bits / 8, 2 * m * n * k, bits
 
 
+def _experts(point: Mapping[str, Any]) -> tuple[float, float, int]:
+    weights, bits = 3 * point["hidden_size"] * point["inter_size"], point["weight_bits"]
+    rows = point["tokens"] * point["top_k"]
+    return point["activated_experts"] * weights * bits / 8, 2 * rows * weights, bits
+
+
 def _moved(point: Mapping[str, Any]) -> tuple[float, float, int]:
     return point["num_blocks"] * point["block_bytes"], 0.0, 16
 
@@ -178,6 +185,7 @@ _WORK: Final[dict[str, Callable[[Mapping[str, Any]], tuple[float, float, int]]]]
     "decode_attention": _decode,
     "prefill_attention": _prefill,
     "gemm": _gemm,
+    "moe": _experts,
     "swap": _moved,
     "copy": _copied,
 }
