@@ -17,6 +17,7 @@ from calibrate.harness.device import (
     said,
 )
 from calibrate.harness.dry_run import DryRunDevice, DryTask
+from calibrate.harness.grid import Choice
 from calibrate.harness.outcome import Outcome, Progress
 from calibrate.harness.output import stability, tables
 from calibrate.harness.session import Session
@@ -26,6 +27,7 @@ from sim.errors import UserError
 from tests.calibrate.runs import calibrated, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from calibrate.harness.device import Task
@@ -63,6 +65,44 @@ def test_what_the_gate_refuses_is_not_timed_and_named(tmp_path: Path) -> None:
         "decode_attention",
         "swap",
     }  # the GEMM sentinel is one of the shapes that do not fit
+
+
+class Checking(DryRunDevice):
+    """Offers three ways of attention, of which those in `wrong` are."""
+
+    def __init__(self, *wrong: str) -> None:
+        super().__init__()
+        self.wrong, self.checked = wrong, list[str]()
+
+    def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
+        ways = ("flash_attn", "split_kv", "paged_v2")
+        offered = [Choice("decode_attention", way, "dry-run") for way in ways]
+        return offered + super().choices(backend, ["gemm", "launch"])
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        if at.operation == "decode_attention":
+            self.checked.append(at.variant)
+            if at.variant in self.wrong:
+                return Check(error=0.3, tolerance=0.0)
+        return super().check(geometry, at, backend)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "checked"),
+    [((), ["flash_attn"]), (("flash_attn",), ["flash_attn", "split_kv"])],
+)
+def test_ways_of_attention_are_checked_until_enough_are_right(
+    wrong: tuple[str, ...], checked: list[str], tmp_path: Path
+) -> None:
+    """Compiling one that is not timed may take longer than timing all others."""
+    device = Checking(*wrong)
+    profile = calibrated(tmp_path / "c", settings(), device)
+    assert device.checked == checked
+    found = [t for t in profile["ops"] if t["operation"] == "decode_attention"]
+    assert {table["variant"] for table in found} == {checked[-1]}
+    device = Checking()
+    calibrated(tmp_path / "d", settings("default"), device)
+    assert device.checked == ["flash_attn", "split_kv"]  # two are timed
 
 
 def test_a_shape_that_is_refused_is_left_out_with_the_reason(tmp_path: Path) -> None:
