@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sim.studies.sweeps.job import Job, Status, Task
 
-SUMMED = ("step", "start_s", "latency_s", "num_waiting")
+_SUMMED = ("step", "start_s", "latency_s", "num_waiting")
 """Columns of steps that a summary is made of, beside the recorder's totals: 28 bytes a
 step in place of 240."""
 _LONG_S = 0.02
@@ -54,9 +54,17 @@ def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
         If it cannot be run.
     """
     simulation = Simulation(parse_config(dict(config)))
-    kinds = simulation.recorder.step_kinds
-    simulation.recorder.sink = MemorySteps(SUMMED, kinds)
+    simulation.recorder.sink = summed_steps(simulation.recorder.step_kinds)
     return simulation.run().summary
+
+
+def summed_steps(kinds: Mapping[str, str]) -> MemorySteps:
+    """Return a sink for steps of these columns that keeps what a summary needs.
+
+    A fleet over time, which is made before the summary, counts what runs.
+    """
+    of_fleets = ("num_running",) if "engine" in kinds else ()
+    return MemorySteps(_SUMMED + of_fleets, kinds)
 
 
 def perform(job: Job, task: Task) -> Outcome:

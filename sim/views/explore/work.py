@@ -21,10 +21,9 @@ from sim.config.plug import fault_in_user_code
 from sim.config.plugins import refuses_plugins
 from sim.config.tables import parse_config
 from sim.errors import UserError
-from sim.results.tables.steps import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import with_intervals
-from sim.studies.sweeps.task import SUMMED, begin
+from sim.studies.sweeps.task import begin, summed_steps
 from sim.views.explore.kept import Kept
 from sim.views.report import build_page
 from workloads.errors import WorkloadError
@@ -106,8 +105,7 @@ def answer(
     try:
         simulation = Simulation(parse_config(dict(data)))
         if wanted == "numbers":
-            kinds = simulation.recorder.step_kinds
-            simulation.recorder.sink = MemorySteps(SUMMED, kinds)
+            simulation.recorder.sink = summed_steps(simulation.recorder.step_kinds)
         tell = _teller(connection)
         results = simulation.run(tell, progress_every=256)
         if wanted == "kept":
