@@ -232,11 +232,11 @@ class TorchExecutor:
         return self.stack.logits(hidden, self._places.last_rows.device[:num_queries])
 
     def _pieces_graph(self, packed: Packed, padded: int) -> Forward:
+        self._places.fill(packed, padded)
         graph = self._pieces.get(padded)
         if graph is None:
             graph = PiecesGraph(self.stack, self._places, padded, self._memory)
             self._pieces[padded] = graph
-        self._places.fill(packed, padded)
         count = packed.num_tokens
         batch = self._places.batch(packed.query_lens, packed.context_lens)
         attend = self._attend(packed, batch, self._places.attended[:count])
@@ -245,6 +245,7 @@ class TorchExecutor:
         )
 
     def _decode_graph(self, packed: Packed, padded: int) -> Forward:
+        self._places.fill(packed, padded)
         shape, plan = Shape(padded), None
         if self._variants["decode_attention"] == "split_kv":
             contexts = [*packed.context_lens, *[0] * (padded - packed.num_queries)]
@@ -261,7 +262,6 @@ class TorchExecutor:
             )
         self._decodes.move_to_end(shape)
         graph, split = self._decodes[shape]
-        self._places.fill(packed, padded)
         if split is not None and plan is not None:
             split.fill(plan)
         return lambda: self._logits_in_place(graph.run(), packed.num_queries)

@@ -134,10 +134,6 @@ class Places:
         self._tables.host[:num_seqs, : packed.tables.shape[1]] = packed.tables
         self._tables.send(num_seqs)
 
-    def send_nowhere(self) -> None:
-        """Let a pass that only warms up write into the block that is never read."""
-        self.slots.device.fill_(self._nowhere)
-
     def inputs(self, num_tokens: int) -> Inputs:
         return Inputs(
             self.tokens.device[:num_tokens],
@@ -171,6 +167,7 @@ class Places:
 class DecodeGraph:
     """The pass of a batch of decodes, as one graph.
 
+    It is captured for a step that fills its places: the kernels run on it before.
     Without `memory`, as on a CPU, nothing is captured and the same is called.
     """
 
@@ -183,7 +180,6 @@ class DecodeGraph:
         self._planned = planned
         self._graph: torch.cuda.CUDAGraph | None = None
         if memory is not None:
-            places.send_nowhere()
             self._pass()  # kernels are compiled, workspaces allocated
             torch.cuda.synchronize(places.qkv.device)
             self._graph, self._hidden = captured(memory, self._pass)
@@ -203,7 +199,11 @@ class DecodeGraph:
 
 
 class PiecesGraph:
-    """The pass of so many tokens, as graphs between which its attention is launched."""
+    """The pass of so many tokens, as graphs between which its attention is launched.
+
+    As `DecodeGraph` it is captured for a step that fills its places; until that step
+    is run its own keys are wrong.
+    """
 
     def __init__(self, stack: Stack, places: Places, count: int, memory: Any) -> None:
         self._stack, self._places = stack, places
@@ -211,7 +211,6 @@ class PiecesGraph:
         self._attended = places.attended[:count]
         self._graphs: list[torch.cuda.CUDAGraph] = []
         if memory is not None:
-            places.send_nowhere()
             self._pass(lambda *_: self._attended)
             torch.cuda.synchronize(places.qkv.device)
             self._hidden = self._captured(memory)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from calibrate.kernels import torch_ops
 from calibrate.kernels.paged import paged_batch
@@ -45,7 +46,16 @@ class StandIn:
         fa_version: int = 2,
         **arguments: Any,
     ) -> None:
-        """Attend by what lies in device memory alone, as a graph does."""
+        """Attend by what lies in device memory alone, as a graph does.
+
+        Where calls are recorded this is one of them.
+        """
+        given = {"q": q, "k": k, "v": v, "out": out, "cu_seqlens_q": cu_seqlens_q}
+        given |= {"seqused_k": seqused_k, "block_table": block_table}
+        if has_torch_function((q,)):
+            this, more = self.flash_attn_varlen_func, {"num_splits": num_splits}
+            handle_torch_function(this, (q,), **given, **more, **arguments)
+            return
         self.calls.append(
             {
                 "fa_version": fa_version,

@@ -139,6 +139,21 @@ def test_captured_pieces_read_and_write_in_their_places(
     assert all(len(graph._graphs) == layers + 1 for graph in pieces)
 
 
+def test_captured_decodes_read_what_a_later_step_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One graph of four rows: three sequences, then four others, then two."""
+    made = stand_in(monkeypatch)
+    monkeypatch.setattr("calibrate.replay.graphs.captured", recorded)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
+    pair = Pair(FLASH)
+    pair.graphs._memory = object()
+    for seed, queries in enumerate((DECODES, [*DECODES, (1, 90)], DECODES[1:])):
+        assert pair.error_of(queries, seed) < 1e-5
+    assert [shape.num_seqs for shape in pair.graphs._decodes] == [4, 2]
+    assert len(made.plans) == 4  # to warm up and to capture, twice
+
+
 def norm_in_place(
     hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
