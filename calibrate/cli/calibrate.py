@@ -33,6 +33,7 @@ def measure(
     seed: int = 0,
     time_limit: float | None = None,
     resume: Flag = False,
+    finish: Flag = False,
     overwrite: Flag = False,
     dry_run: Flag = False,
     quiet: Flag = False,
@@ -62,6 +63,9 @@ def measure(
         the checkpoint and the exit status of an interruption, 130; --resume goes on.
     resume
         Go on from the checkpoint that a killed calibration left beside the profile.
+    finish
+        Write the profile of what the checkpoint holds, without its GPU, once each point
+        was visited; the profile says that it was cut short, and the checkpoint stays.
     overwrite
         Replace the profile, and begin again where a checkpoint was left.
     dry_run
@@ -91,7 +95,8 @@ def measure(
     from sim.cli.main import EXIT_INTERRUPTED
     from sim.hardware.models.bundled import load_model
 
-    write = Write.ON if resume else Write.OVER if overwrite else Write.NEW
+    write = Write.OVER if overwrite else Write.NEW
+    write = Write.END if finish else Write.ON if resume else write
     check_arguments(preset, backend, out, write, time_limit)
     operations = checked_operations(ops)
     architecture = load_model(model)
@@ -103,6 +108,11 @@ def measure(
         from calibrate.harness.dry_run import DryRunDevice
 
         device = DryRunDevice()
+    elif finish:
+        from calibrate.harness.command import checkpoint_of
+        from calibrate.harness.recorded import RecordedDevice
+
+        device = RecordedDevice(checkpoint_of(out))
     else:
         from calibrate.gpu.detect import find_gpu
 
@@ -112,7 +122,7 @@ def measure(
         left_s = time_limit - (0.0 if dry else monotonic() - began_s)
         settings = replace(settings, time_limit_s=left_s)
     try:
-        profile = calibrate_device(device, settings, out, resume, quiet or json)
+        profile = calibrate_device(device, settings, out, write, quiet or json)
     except OutOfTimeError as stop:
         print(f"kvsim: {stop}; add --resume", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -30,13 +30,7 @@ def physics_of(device: torch.device) -> Physics:
     properties = torch.cuda.get_device_properties(device)
     sheet = datasheet_of(properties.name, properties.total_memory)
     if sheet is not None:
-        return Physics(
-            memory_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
-            flops_per_s=sheet.bf16_flops_per_s,
-            flops_8bit_per_s=sheet.fp8_flops_per_s or sheet.bf16_flops_per_s,
-            host_bytes_per_s=sheet.host_bytes_per_s,
-            link_bytes_per_s=sheet.interconnect_bytes_per_s,
-        )
+        return Physics.of_sheet(sheet)
     # torch names clocks in kHz, from 2.6 on; both edges of the memory clock count
     width_bytes = getattr(properties, "memory_bus_width", 5120) / 8
     memory = 2e3 * getattr(properties, "memory_clock_rate", 3_200_000) * width_bytes

@@ -53,12 +53,30 @@ class Checkpoint:
             file.flush()
             os.fsync(file.fileno())
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the fingerprint of the calibration that began the file."""
+        lines, _ = self._lines()
+        found: dict[str, Any] = lines[0]["fingerprint"]
+        return found
+
     def resume(self, fingerprint: dict[str, Any]) -> Resumed:
         """Read the finished blocks, and cut off a line that a kill cut short.
 
         A checkpoint of another calibration raises UserError, which names the first
         difference.
         """
+        lines, num_bytes = self._lines()
+        self._compare(lines[0]["fingerprint"], fingerprint)
+        with self.path.open("r+b") as file:
+            file.truncate(num_bytes)
+        return Resumed(
+            started=lines[0]["started"],
+            blocks=[line for line in lines[1:] if "block" in line],
+            faults={line["fault"]: line["reason"] for line in lines if "fault" in line},
+        )
+
+    def _lines(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the whole lines, the first with the format, and their bytes."""
         if not self.path.is_file():
             raise UserError(
                 f"there is no checkpoint at '{self.path}' to resume from; start without"
@@ -72,14 +90,7 @@ class Checkpoint:
                 f"'{self.path}' is no checkpoint of the format {FORMAT}; start without"
                 " --resume"
             )
-        self._compare(lines[0]["fingerprint"], fingerprint)
-        with self.path.open("r+b") as file:
-            file.truncate(len(whole))
-        return Resumed(
-            started=lines[0]["started"],
-            blocks=[line for line in lines[1:] if "block" in line],
-            faults={line["fault"]: line["reason"] for line in lines if "fault" in line},
-        )
+        return lines, len(whole)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

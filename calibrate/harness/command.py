@@ -47,6 +47,8 @@ class Write(Enum):
     """Profile and checkpoint may be replaced."""
     ON = "on"
     """The checkpoint is gone on with."""
+    END = "end"
+    """The checkpoint is taken as it is, and kept."""
 
 
 def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
@@ -93,21 +95,22 @@ def checkpoint_of(out: Path) -> Checkpoint:
 
 
 def calibrate_device(
-    device: Device, settings: Settings, out: Path, resume: bool, quiet: bool
+    device: Device, settings: Settings, out: Path, write: Write, quiet: bool
 ) -> dict[str, Any]:
     """Calibrate, write the profile, show the summary; else the checkpoint stays."""
     checkpoint = checkpoint_of(out)
     with _progress(quiet) as update:
         session = Session(device, settings, checkpoint, update)
         try:
-            outcome = session.run(resume)
+            outcome = session.run(write is Write.ON, finish=write is Write.END)
         except KeyboardInterrupt:
             note = f"kvsim: finished blocks are in {checkpoint.path}; add --resume"
             print(note, file=sys.stderr)
             raise
     profile = profile_of(outcome, settings, device)
     write_whole(canonical(profile), out)
-    checkpoint.remove()
+    if outcome.visits.are_all:
+        checkpoint.remove()
     if not quiet:
         name = profile["provenance"]["device"]["name"]
         omitted = [Row("not timed", what, "") for what in settings.geometry.omissions]

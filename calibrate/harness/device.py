@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from calibrate.harness.geometry import Geometry
     from calibrate.harness.grid import Choice, Limits
     from calibrate.measurement import Curve, Point
+    from sim.hardware.gpus import GpuSpec
 
 
 class MissingError(UserError):
@@ -56,6 +57,17 @@ class Physics:
     """Between host and device, in one direction."""
     link_bytes_per_s: float
     """GPU to GPU, in one direction."""
+
+    @classmethod
+    def of_sheet(cls, sheet: GpuSpec) -> Physics:
+        """Return a datasheet's."""
+        return cls(
+            memory_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
+            flops_per_s=sheet.bf16_flops_per_s,
+            flops_8bit_per_s=sheet.fp8_flops_per_s or sheet.bf16_flops_per_s,
+            host_bytes_per_s=sheet.host_bytes_per_s,
+            link_bytes_per_s=sheet.interconnect_bytes_per_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,16 @@ class Settings:
 
 
 @dataclass(slots=True)
+class Visits:
+    """How much of the grid was visited: points times rounds."""
+
+    asked: int = 0
+    done: int = 0
+    """Those of refinements too."""
+    are_all: bool = True
+
+
+@dataclass(slots=True)
 class Outcome:
     """Times and verdicts that a calibration found."""
 
@@ -56,6 +66,7 @@ class Outcome:
     clocks: list[dict[str, Any]]
     started: str
     duration_s: float
+    visits: Visits = field(default_factory=Visits)
 
 
 @dataclass(slots=True)

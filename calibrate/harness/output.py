@@ -202,6 +202,9 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
         "skipped": outcome.skipped,
         "stability": stability(outcome),
     }
+    if not outcome.visits.are_all:
+        visits = outcome.visits
+        provenance["cut_short"] = {"visits": visits.done, "asked": visits.asked}
     profile = {
         "format": FORMAT,
         "kind": facts["kind"],

@@ -19,7 +19,13 @@ from calibrate.harness.device import (
     UnsupportedPointError,
 )
 from calibrate.harness.grid import PRESETS, build_grid
-from calibrate.harness.outcome import Collected, Outcome, Progress, Settings
+from calibrate.harness.outcome import (
+    Collected,
+    Outcome,
+    Progress,
+    Settings,
+    Visits,
+)
 from calibrate.harness.plan import ordered_blocks, refine, seed_of, sentinels
 from calibrate.measurement import median
 from sim.errors import UserError
@@ -89,6 +95,10 @@ def warm_up(task: Task) -> bool:
     return False
 
 
+class _RecordsEndError(Exception):
+    """The checkpoint holds no further block, and none is to be measured."""
+
+
 class OutOfTimeError(Exception):
     """The time limit ended a calibration at the edge of a block; `--resume` goes on."""
 
@@ -113,6 +123,7 @@ class Session:
         self._faults: dict[str, str] = {}
         self._begin_s = device.now_s()
         self._longest_s = 0.0
+        self._is_finishing = False
         if not self._choices:
             raise UserError(
                 f"nothing to time: no backend here offers"
@@ -144,19 +155,20 @@ class Session:
             **self._device.facts(),
         }
 
-    def run(self, resume: bool) -> Outcome:
-        """Calibrate, from the start or from the checkpoint.
+    def run(self, resume: bool, finish: bool = False) -> Outcome:
+        """Calibrate, from the start or from the checkpoint, or end with the checkpoint.
 
         Raises
         ------
         UserError
-            When the checkpoint is another calibration's, no variant passes, or the
-            device failed.
+            When the checkpoint is another calibration's, no variant passes, the
+            device failed, or a checkpoint to end with lacks points.
         OutOfTimeError
             When the next block would probably exceed the time limit.
         """
         finished: list[dict[str, Any]] = []
-        if resume:
+        self._is_finishing = finish
+        if resume or finish:
             resumed = self._checkpoint.resume(self.fingerprint())
             started, finished = resumed.started, resumed.blocks
             self._faults = resumed.faults
@@ -182,11 +194,19 @@ class Session:
         if not passed:
             raise UserError(f"no variant is correct here: {_first_failure(checks)}")
         collected = Collected(duration_s=gate["duration_s"])
-        for block in self._blocks(passed, collected):
-            measure = functools.partial(self._measure, block)
-            collected.add(block, self._taken_or(block.name, records, measure))
-        overlap = self._taken_or("overlap", records, self._overlap)
+        visits = Visits(asked=PRESETS[self._settings.preset].rounds * len(passed))
+        overlap: dict[str, Any] = {"interference": [], "duration_s": 0.0}
+        try:
+            for block in self._blocks(passed, collected):
+                measure = functools.partial(self._measure, block)
+                collected.add(block, self._taken_or(block.name, records, measure))
+                visits.done += len(block.points)
+            overlap = self._taken_or("overlap", records, self._overlap)
+        except _RecordsEndError:
+            self._check_every_point(passed, collected)
+            visits.are_all = False
         return Outcome(
+            visits=visits,
             measurements=collected.measurements(),
             checks=checks,
             backends={f"{c.operation}/{c.variant}": c.backend for c in self._choices},
@@ -197,6 +217,20 @@ class Session:
             started=started,
             duration_s=collected.duration_s + overlap["duration_s"],
         )
+
+    def _check_every_point(self, grid: Sequence[Point], collected: Collected) -> None:
+        seen = collected.samples.keys()
+        missing = [
+            point
+            for point in grid
+            if point not in seen and point.key not in collected.skipped
+        ]
+        if missing:
+            raise UserError(
+                f"'{self._checkpoint.path}' lacks {len(missing)} of {len(grid)} points"
+                f" of the grid, {missing[0].key} for one; go on with --resume on its"
+                " GPU until each was visited once"
+            )
 
     def _grid(self, preset: Preset, choices: Sequence[Choice]) -> list[Point]:
         geometry = self._settings.geometry
@@ -230,6 +264,8 @@ class Session:
     ) -> dict[str, Any]:
         """Return the checkpoint's next block, or measure and record it."""
         record = next(records, None)
+        if record is None and self._is_finishing:
+            raise _RecordsEndError
         if record is None:
             start_s = self._device.now_s()
             self._mind_the_time(start_s)

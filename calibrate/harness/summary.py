@@ -241,6 +241,9 @@ def _doubts(outcome: Outcome, physics: Physics) -> list[Row]:
     )
     if verdict["stable"] is False:
         lines += _clock(outcome.clocks)
+    if not outcome.visits.are_all:
+        done, asked = outcome.visits.done, outcome.visits.asked
+        lines.append(Row("cut short", f"{done} of {asked} visits", ""))
     if unsettled := verdict["unsettled_points"]:
         lines.append(Row("never settled", f"{unsettled} of {len(found)} points", ""))
     refused = [key for key, check in outcome.checks.items() if not check.passed]

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from calibrate.harness import dry_run
+from calibrate.harness.checkpoint import Checkpoint
 from calibrate.harness.dry_run import DryRunDevice, DryTask
 from calibrate.harness.grid import PRESETS, build_grid
+from calibrate.harness.output import profile_of
+from calibrate.harness.recorded import RecordedDevice
+from calibrate.harness.session import Session
 from calibrate.measurement import canonical
 from sim.cli.main import run
 from sim.errors import UserError
+from tests.calibrate.calibrations import SeemingH200
 from tests.calibrate.runs import DyingDevice, Killed, calibrated, geometry, settings
 from tests.shared import ROOT
 
@@ -99,6 +104,52 @@ def test_killed_and_resumed_it_gives_the_same_file(
         calibrated(path, asked, DyingDevice(40), resume=True)
     resumed = calibrated(path, asked, DryRunDevice(), resume=True)
     assert canonical(resumed) == canonical(whole)
+
+
+@pytest.mark.parametrize("last_visit", [95, 130])
+def test_a_checkpoint_is_finished_without_its_device(
+    tmp_path: Path, last_visit: int
+) -> None:
+    """Each point was visited once, of two times: its samples of then are all."""
+    asked = settings("brief", operations=("gemm",))
+    whole = calibrated(tmp_path / "whole", asked, SeemingH200())
+    path = tmp_path / "killed"
+
+    class Dying(SeemingH200, DyingDevice):
+        """Is an H200 until then."""
+
+    with pytest.raises(Killed):
+        calibrated(path, asked, Dying(last_visit))
+    before = path.read_bytes()
+    device = RecordedDevice(Checkpoint(path))
+    outcome = Session(device, asked, Checkpoint(path)).run(resume=False, finish=True)
+    finished = profile_of(outcome, asked, device)
+    assert path.read_bytes() == before
+    cut = finished["provenance"]["cut_short"]
+    assert cut["asked"] // 2 <= cut["visits"] < cut["asked"]
+    assert "cut_short" not in whole["provenance"]
+    assert finished["provenance"]["device"]["name"] == "NVIDIA H200"
+    tables = zip(finished["ops"], whole["ops"], strict=True)
+    for mine, theirs in tables:
+        assert mine["axes"] == theirs["axes"]
+        assert sum(mine["n"]) <= sum(theirs["n"])
+    assert sum(sum(t["n"]) for t in finished["ops"]) < sum(
+        sum(t["n"]) for t in whole["ops"]
+    )
+    with pytest.raises(UserError, match="times nothing"):
+        device.overlap({}, {}, 0)
+
+
+def test_a_checkpoint_that_lacks_points_is_not_finished(tmp_path: Path) -> None:
+    asked = settings("brief", operations=("gemm",))
+    path = tmp_path / "c"
+    with pytest.raises(Killed):
+        calibrated(path, asked, DyingDevice(30))
+    session = Session(DryRunDevice(), asked, Checkpoint(path))
+    with pytest.raises(UserError, match=r"lacks \d+ of 66 points .* until each was"):
+        session.run(resume=False, finish=True)
+    with pytest.raises(UserError, match="no datasheet of 'dry run"):
+        RecordedDevice(Checkpoint(path))
 
 
 KILL = """
