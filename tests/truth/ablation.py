@@ -15,7 +15,7 @@ from sim.simulation.simulate import simulate
 from sim.studies.validation.readers import read
 from sim.studies.validation.run import validate
 from tests.shared import shared
-from tests.truth import h200
+from tests.truth.recordings import H200
 from tests.truth.runs import (
     RTX,
     STAGE_RUNS,
@@ -107,8 +107,8 @@ def of_users(point: ClosedLoopPoint, variant: Variant) -> float:
 def of_full_cache(folder: Path, variant: Variant) -> tuple[float, float, int]:
     """Return errors of TPOT and E2E on an H200 with a full cache, and preemptions."""
     more = variant.engine | {"async_scheduling": variant.is_ahead}
-    truth = h200.measured_ms()
-    summary = h200.run(variant.table, folder, more=more).summary
+    truth = H200.measured_ms()
+    summary = H200.run(variant.table, folder, more=more).summary
     tpot, e2el = (
         100.0 * (summary[f"mean_{name}_ms"] / truth[name] - 1.0)
         for name in ("tpot", "e2el")

@@ -1,15 +1,17 @@
-"""Drive an installed vLLM with arrivals from a file, and write what it did.
+"""Drive an installed vLLM, and write what it took and what it did.
 
 On a machine with a GPU and vLLM (0.26 was recorded; the names of its internals that are
 read here are those of 0.24 to 0.33)::
 
-    python -m tests.truth.record_vllm MODEL_FOLDER traffic.csv measured/h200
+    python -m tests.truth.record_vllm MODEL_FOLDER measured/h200 --traffic traffic.csv
 
-Three files come of it: facts (JSON), requests and steps (Parquet). The model's folder
-needs a config.json alone: weights are random, prompts are random tokens, ends are those
-of the traffic (columns arrival_s, num_prompt_tokens and num_output_tokens). The engine
-runs in this process, so that its scheduler can be looked at; a request is given to it
-between two steps, which a server does beside them.
+Facts come first (JSON): memory for the KV cache, seconds of steps of decodes alone, of
+steps with a chunk beside decodes, and to the first token of an idle engine; how many
+experts of a mixture tokens touch. With --traffic, requests and steps follow (Parquet).
+The model's folder needs a config.json alone: weights are random, prompts are random
+tokens, ends are those of the traffic (columns arrival_s, num_prompt_tokens and
+num_output_tokens). The engine runs in this process, so that its scheduler can be looked
+at; a request is given to it between two steps, which a server does beside them.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-DECODES = ((1, 1024), (8, 2048), (32, 1024), (64, 512), (128, 256))
-"""(sequences, prompt of each), forty tokens of each of which are timed."""
-PROMPTS = (64, 256, 512, 1024, 2048, 4096, 8000)
 _WARM_UP = ((0.0, 300, 20), (0.02, 2000, 30), (0.05, 700, 40))
+_NUM_DECODED = 40
+"""Tokens of each request of a step of decodes that is timed."""
+_TOUCHING = (1, 2, 4, 8, 10, 16, 32, 64, 128, 256)
+"""Tokens whose experts are counted."""
 
 Jobs = list[tuple[float, int, int]]
 """Arrival, prompt tokens and output tokens of each request."""
@@ -40,7 +43,7 @@ Jobs = list[tuple[float, int, int]]
 class Recorder:
     """An engine in this process, and what its scheduler is seen to do."""
 
-    def __init__(self, model: str, num_gpu_blocks: int) -> None:
+    def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM, SamplingParams  # noqa: PLC0415
 
@@ -49,16 +52,12 @@ class Recorder:
             model=model,
             load_format="dummy",
             skip_tokenizer_init=True,
-            dtype="bfloat16",
-            max_model_len=8192,
-            max_num_batched_tokens=8192,
-            max_num_seqs=256,
-            num_gpu_blocks_override=num_gpu_blocks,
-            gpu_memory_utilization=0.9,
             disable_log_stats=True,
+            **arguments,
         ).llm_engine
         self.core = self._engine.engine_core.engine_core
         self.steps: list[dict[str, Any]] = []
+        self.ends_s: list[float] = []
         self.preemptions: list[tuple[float, int, int]] = []
         self._begin_s = 0.0
         self._draw = random.Random(0)
@@ -107,14 +106,18 @@ class Recorder:
             "kv_cache_usage": manager.usage,
         }
 
+    @property
+    def model(self) -> Any:
+        return self.core.model_executor.driver_worker.worker.get_model()
+
     def run(self, jobs: Jobs) -> list[dict[str, Any]]:
         """Serve requests as they come; return one entry for each."""
         prompts = [
-            [self._draw.randrange(1000, 100_000) for _ in range(num_tokens)]
+            [self._draw.randrange(1000, 30_000) for _ in range(num_tokens)]
             for _, num_tokens, _ in jobs
         ]
-        self.steps.clear()
-        self.preemptions.clear()
+        for seen in (self.steps, self.ends_s, self.preemptions):
+            seen.clear()
         found: list[dict[str, Any]] = [
             {
                 "arrival_s": at_s,
@@ -137,7 +140,10 @@ class Recorder:
             if not engine.has_unfinished_requests():
                 time.sleep(5e-4)
                 continue
-            for output in engine.step():
+            outputs = engine.step()
+            if outputs:
+                self.ends_s.append(self._now_s())
+            for output in outputs:
                 entry = found[int(output.request_id)]
                 if output.outputs[0].token_ids:
                     entry.setdefault("first_token_s", self._now_s())
@@ -148,7 +154,7 @@ class Recorder:
 
 def decodes_s(recorder: Recorder, num_seqs: int, context: int) -> float:
     """Return the median seconds between two steps of decodes alone."""
-    recorder.run([(0.0, context, 40)] * num_seqs)
+    recorder.run([(0.0, context, _NUM_DECODED)] * num_seqs)
     alone: list[float] = [
         step["scheduled_s"]
         for step in recorder.steps
@@ -156,6 +162,49 @@ def decodes_s(recorder: Recorder, num_seqs: int, context: int) -> float:
     ]
     pairs = itertools.pairwise(alone)
     return statistics.median(later - sooner for sooner, later in pairs)
+
+
+def mixed_s(recorder: Recorder, num_seqs: int, context: int, num_tokens: int) -> float:
+    """Return the median seconds of a step of decodes and one chunk, of three.
+
+    Chunks come one by one while nothing but decodes runs, so that the step of each is
+    the longest between two outputs until its token came.
+    """
+    settled_s = 1.0 + 5e-5 * num_seqs * context
+    jobs = [(0.0, context, 4000)] * num_seqs
+    jobs += [(settled_s + 0.4 * index, num_tokens, 1) for index in range(3)]
+    found = _until_last(recorder, jobs)
+    times: list[float] = []
+    for entry in found[num_seqs:]:
+        pairs = itertools.pairwise(recorder.ends_s)
+        times.append(
+            max(
+                later - sooner
+                for sooner, later in pairs
+                if entry["added_s"] <= later <= entry["finish_s"]
+            )
+        )
+    return statistics.median(times)
+
+
+def _until_last(recorder: Recorder, jobs: Jobs) -> list[dict[str, Any]]:
+    """Serve until the last request has ended, and give the others up."""
+    engine, core = recorder._engine, recorder.core
+    step = engine.step
+    last = str(len(jobs) - 1)
+
+    def stepped() -> Any:
+        outputs = step()
+        if any(each.finished and each.request_id == last for each in outputs):
+            engine.abort_request([str(index) for index in range(len(jobs) - 1)])
+        return outputs
+
+    engine.step = stepped
+    try:
+        return recorder.run(jobs)
+    finally:
+        engine.step = step
+        assert not core.scheduler.running
 
 
 def prompt_s(recorder: Recorder, num_tokens: int) -> float:
@@ -167,15 +216,61 @@ def prompt_s(recorder: Recorder, num_tokens: int) -> float:
     return statistics.median(waits)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder with a config.json")
-    parser.add_argument("traffic", type=Path)
-    parser.add_argument("out", type=Path, help="beginning of the files' names")
-    parser.add_argument("--num-gpu-blocks", type=int, default=3500)
-    given = parser.parse_args()
-    with given.traffic.open() as lines:
-        jobs = [
+def experts_touched(recorder: Recorder) -> dict[int, float]:
+    """Return the mean number of a layer's experts that so many tokens touch.
+
+    Tokens are drawn from a prompt beyond the graphs, whose routing can be seen.
+    """
+    chosen: list[Any] = []
+    routers = [
+        module.router
+        for module in recorder.model.modules()
+        if hasattr(getattr(module, "router", None), "set_capture_fn")
+    ]
+    for router in routers:
+        router.set_capture_fn(lambda ids: chosen.append(ids.detach().cpu()))
+    recorder.run([(0.0, 2000, 1)])
+    for router in routers:
+        router.set_capture_fn(None)
+    means: dict[int, float] = {}
+    for num_tokens in _TOUCHING if chosen else ():
+        counts = []
+        for ids in chosen:
+            rows = recorder._draw.sample(range(len(ids)), min(num_tokens, len(ids)))
+            counts.append(len(ids[rows].unique()))
+        means[num_tokens] = statistics.fmean(counts)
+    return means
+
+
+def _facts(recorder: Recorder, given: argparse.Namespace) -> dict[str, Any]:
+    cache = recorder.core.vllm_config.cache_config
+    found: dict[str, Any] = {
+        "available_bytes": recorder.core.available_gpu_memory_for_kv_cache,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+        "block_size": cache.block_size,
+        "arguments": given.engine,
+    }
+    measures = (
+        ("experts_touched", lambda: experts_touched(recorder)),
+        ("plateaus", lambda: [(*p, decodes_s(recorder, *p)) for p in given.decodes]),
+        ("prompts", lambda: [(*p, prompt_s(recorder, *p)) for p in given.prompts]),
+        ("mixed", lambda: [(*p, mixed_s(recorder, *p)) for p in given.mixed]),
+    )
+    for name, measure in measures:
+        found[name] = measure()
+        given.out.with_name(f"{given.out.name}.json").write_text(json.dumps(found))
+        print(name, found[name], flush=True)
+    return found
+
+
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    """Read ``1x1024,8x2048``."""
+    return [tuple(map(int, each.split("x"))) for each in text.split(",") if each]
+
+
+def _traffic(path: Path) -> Jobs:
+    with path.open() as lines:
+        return [
             (
                 float(row["arrival_s"]),
                 int(row["num_prompt_tokens"]),
@@ -183,19 +278,38 @@ def main() -> None:
             )
             for row in csv.DictReader(lines)
         ]
-    recorder = Recorder(given.model, given.num_gpu_blocks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="folder with a config.json")
+    parser.add_argument("out", type=Path, help="beginning of the files' names")
+    parser.add_argument("--traffic", type=Path)
+    parser.add_argument("--engine", type=json.loads, default={}, help="JSON, of LLM")
+    parser.add_argument(
+        "--decodes",
+        type=_shapes,
+        default="1x1024,8x2048,32x1024,64x512,128x256",
+        help="sequences x prompt of each, whose steps are timed",
+    )
+    parser.add_argument(
+        "--prompts", type=_shapes, default="64,256,512,1024,2048,4096,8000"
+    )
+    parser.add_argument(
+        "--mixed", type=_shapes, default="", help="sequences x prompt x chunk"
+    )
+    given = parser.parse_args()
+    recorder = Recorder(given.model, given.engine)
     recorder.run(list(_WARM_UP))
-    found: dict[str, Any] = {
-        "available_bytes": recorder.core.available_gpu_memory_for_kv_cache,
-        "plateaus": [(*each, decodes_s(recorder, *each)) for each in DECODES],
-        "prompts": [(each, prompt_s(recorder, each)) for each in PROMPTS],
-    }
-    requests = recorder.run(jobs)
+    found = _facts(recorder, given)
+    if given.traffic is None:
+        return
+    requests = recorder.run(_traffic(given.traffic))
     found["preemptions"] = recorder.preemptions
-    for step in recorder.steps:
-        used = step.pop("kv_cache_usage") * (given.num_gpu_blocks - 1)
-        step["num_used_blocks"] = round(used)
     given.out.with_name(f"{given.out.name}.json").write_text(json.dumps(found))
+    for step in recorder.steps:
+        used = step.pop("kv_cache_usage") * (found["num_gpu_blocks"] - 1)
+        step["num_used_blocks"] = round(used)
     for name, rows in {"requests": requests, "steps": recorder.steps}.items():
         path = given.out.with_name(f"{given.out.name}_{name}.parquet")
         pq.write_table(pa.Table.from_pylist(rows), path)

@@ -23,6 +23,13 @@ _HOST: Final = StepCost._fields.index("host_s")
 LAYER_LAUNCHES: Final = 10
 """Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
 activation, down. A norm of queries and keys is one more (`num_launches`)."""
+EXPERT_LAUNCHES: Final = 5
+"""More in a layer of routed experts: eight kernels (router, choice of experts, their
+tokens counted, and sorted, two products, activation, weighted sum) where an MLP has
+three. Source: vLLM 0.26, ``fused_moe`` (`select_experts`, `moe_align_block_size`,
+`TritonExperts.apply`)."""
+SHARED_EXPERT_LAUNCHES: Final = 3
+"""More where experts are shared: an MLP beside the routed ones."""
 OTHER_LAUNCHES: Final = 4
 """Embedding, last norm, output projection, sampler."""
 LAUNCH_S: Final = 26e-6
@@ -34,19 +41,23 @@ and 26 (the same in vLLM's V0 and V1, pull request 10058), 19 and 15 (OPT-125M t
 26 (Voxtral 4B on an H200, 51167); of graphs in pieces at most 25 (the last again), and
 12 to 25 where 0.5 to 1 ms are the rest (OPT-125M on an H100, 10733). Slow hosts take
 more: 73 (two A800 that others used, vllm-omni 7960), 95 (a virtual machine with an
-H200, ours), 104 to 110 (pieces of Qwen3-30B-A3B on an H100, 25444)."""
-LAUNCH_INTERVAL_S: Final = [12e-6, 110e-6]
+H200, ours), 80 to 160 (another with an H100), 104 to 110 (pieces of Qwen3-30B-A3B on an
+H100, 25444)."""
+LAUNCH_INTERVAL_S: Final = [12e-6, 160e-6]
 LAUNCH_SOURCE: Final = (
     "six steps in eager mode and two of graphs in pieces, of four sources: 12 to 26 "
-    "us; three slow hosts take 73 to 110"
+    "us; four slow hosts take 73 to 160"
 )
 
 
 def num_launches(model: ModelArchitecture, tensor_parallel_size: int) -> int:
     """Return the kernels of a step."""
     per_layer = LAYER_LAUNCHES + 2 * (tensor_parallel_size > 1)
+    per_experts = EXPERT_LAUNCHES
+    if model.shared_expert_size:
+        per_experts += SHARED_EXPERT_LAUNCHES
     layers = per_layer * model.num_hidden_layers + model.num_qk_norms
-    return layers + OTHER_LAUNCHES
+    return layers + per_experts * model.num_moe_layers + OTHER_LAUNCHES
 
 
 def step_launches(

@@ -249,6 +249,19 @@ def test_a_norm_of_queries_and_keys_is_started_where_attention_is(name, num_norm
     assert num_launches(model, 1) - num_launches(plain, 1) == num_norms
 
 
+@pytest.mark.parametrize(
+    ("name", "num_launched"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", 32 * 15 + 4),
+        ("Qwen/Qwen3-30B-A3B", 48 * 16 + 4),  # with a norm of queries and keys
+        ("meta-llama/Llama-3.1-8B", 32 * 10 + 4),
+        ("deepseek-ai/DeepSeek-V3", 61 * 10 + 58 * (5 + 3) + 4),  # three are dense
+    ],
+)
+def test_experts_are_more_kernels_than_an_mlp(name: str, num_launched: int) -> None:
+    assert num_launches(load_model(name), 1) == num_launched
+
+
 def test_layers_without_a_mixer_have_one_collective():
     model = replace(
         TINY,
