@@ -146,7 +146,7 @@ def test_a_checkpoint_that_lacks_points_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         calibrated(path, asked, DyingDevice(30))
     session = Session(DryRunDevice(), asked, Checkpoint(path))
-    with pytest.raises(UserError, match=r"lacks \d+ of 66 points .* until each was"):
+    with pytest.raises(UserError, match=r"lacks \d+ of 84 points .* until each was"):
         session.run(resume=False, finish=True)
     with pytest.raises(UserError, match="no datasheet of 'dry run"):
         RecordedDevice(Checkpoint(path))
