@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -90,6 +89,7 @@ class IdTables:
         self._observer: BlockObserver | None = None
         self._counts_only = False
         self._most_tokens = 0
+        self._num_opening: Sequence[int] = ()
         self._is_stack = unhashed_first
         self._free = [] if unhashed_first else _ids_between(1, num_gpu_blocks)
         self._first_unused = 1 if unhashed_first else num_gpu_blocks
@@ -113,11 +113,13 @@ class IdTables:
 
     # -- whether ids are kept -------------------------------------------------
 
-    def count_only(self, most_tokens: int) -> None:
+    def count_only(self, most_tokens: int, num_opening: Sequence[int]) -> None:
         """Keep no ids from now on, only counts.
 
         The caller frees requests with the tokens written down for which they have
         blocks, in `num_computed_tokens`, of which those beyond `most_tokens` have none.
+        It keeps the lengths of the buckets of `append_rounds` in `num_opening`, which
+        are looked at in their place.
 
         Raises
         ------
@@ -127,6 +129,7 @@ class IdTables:
         if self.num_logical_blocks or self._observer is not None:
             raise CacheError("blocks that are held or observed have ids; count earlier")
         self._counts_only, self._most_tokens = True, most_tokens
+        self._num_opening = num_opening
         self._free = []
 
     @property
@@ -221,26 +224,25 @@ class IdTables:
         period = len(buckets)
         start = first % period
         stop = start + num_rounds
-        rounds = buckets[start:stop]
+        sizes = [*(self._num_opening or map(len, buckets))]
         if stop <= period:
-            sizes = [*map(len, rounds)]
-        else:  # round the corner, and to no bucket twice
-            rounds = [*rounds, *buckets[: min(start, stop - period)]]
-            sizes = ([*map(len, rounds)] * (num_rounds // period + 1))[:num_rounds]
+            sizes = sizes[start:stop]
+        else:
+            sizes = (sizes[start:] + sizes * (stop // period))[:num_rounds]
         num_blocks = sum(sizes)
         if self._counts_only:
             if num_blocks > self.num_free_blocks:
                 raise self._lack_of_blocks(num_blocks)
         elif not self._is_stack or self._observer is not None:
-            for opening in islice(cycle(rounds), num_rounds):
-                self.append_blocks(opening.values())
+            for number in range(first, first + num_rounds):
+                self.append_blocks(buckets[number % period].values())
             return sizes
         else:
             if num_blocks > len(self._free):
                 self._add_unused(num_blocks)
             pop = self._free.pop
-            for opening in islice(cycle(rounds), num_rounds):  # no chain of a few
-                for table in opening.values():
+            for number in range(first, first + num_rounds):
+                for table in buckets[number % period].values():
                     table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks

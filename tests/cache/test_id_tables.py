@@ -13,7 +13,7 @@ from tests.cache.run_twins import Calls, Twin
 
 def counting(num_gpu_blocks: int = 10, *, unhashed_first: bool = True) -> IdTables:
     tables = IdTables(num_gpu_blocks, 16, unhashed_first=unhashed_first)
-    tables.count_only(160)
+    tables.count_only(160, [1, 0])
     return tables
 
 
@@ -73,11 +73,11 @@ def test_what_is_held_or_observed_keeps_its_ids() -> None:
     tables = IdTables(10, 16, unhashed_first=True)
     tables.observer = Calls()
     with pytest.raises(CacheError, match="held or observed"):
-        tables.count_only(160)
+        tables.count_only(160, [1, 0])
     tables.observer = None
     begun(tables, 20)
     with pytest.raises(CacheError, match="held or observed"):
-        tables.count_only(160)
+        tables.count_only(160, [1, 0])
 
 
 def test_check_finds_a_wrong_count() -> None:

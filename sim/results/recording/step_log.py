@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,8 +96,11 @@ class StepLog:
         self._batch_rows = min(BATCH_ROWS, max(share, 2 * self._chunk_rows))
         self.chunk_ends = self._chunk_rows
         self.packed: list[bytes] = []
-        self.ends_s = array("d")
-        self.new_blocks = array("q")
+        room = bytes(8 * min(self._batch_rows, CHUNK_ROWS))
+        self.ends_s = array("d", room)
+        self.new_blocks = array("q", room)
+        for words in (self.ends_s, self.new_blocks):
+            _empty(words)
         self.facts = array("q")
         self.costs: list[StepCost] = []
         self.finished = array("q")
@@ -214,7 +217,8 @@ class StepLog:
         """Let go of the steps that were told."""
         for told in (self.packed, self.costs, self.added):
             told.clear()
-        del self.ends_s[:], self.new_blocks[:], self.facts[:], self.outputs_s[:]
+        for words in (self.ends_s, self.new_blocks, self.facts, self.outputs_s):
+            _empty(words)
         del self.finished[:]
         self.read_once = [(0, self.read_once[-1][1])]
         self.chunk_ends = self._chunk_rows
@@ -292,6 +296,15 @@ class StepLog:
         num_finished = np.zeros(num_rows, np.int64)
         num_finished[steps - self._num_emitted] = nums
         return num_finished
+
+
+def _empty(words: array[Any]) -> None:
+    """Empty an array that keeps its room, of which it gives back 16 words or more.
+
+    It grows by sixteenths, and moves: of many engines each word was copied ten times.
+    """
+    while words:
+        del words[-15:]
 
 
 class UnkeptLog(StepLog):

@@ -87,6 +87,8 @@ class DecodeClock:
         step, modulo `block_size`, in which it opens a block. A step that goes through
         tables need not touch the requests, which would push others out of the
         processor's cache.
+    num_opening
+        By phase, how many stand there: in a row, where a bucket is an object.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class DecodeClock:
         "columns",
         "num_base_tokens",
         "num_decodes",
+        "num_opening",
         "num_unknown_tokens",
     )
 
@@ -111,6 +114,7 @@ class DecodeClock:
         self._joined: Iterable[Request] = ()  # latest
         self._joined_step = -1
         self.buckets: list[dict[Request, Any]] = [{} for _ in range(block_size)]
+        self.num_opening = [0] * block_size
 
     def join(self, request: Request, first_step: int) -> None:
         """Let `request` decode from `first_step` on; see `join_all`."""
@@ -127,7 +131,9 @@ class DecodeClock:
             base_tokens = request.base_tokens = request.num_tokens - known_step
             self.num_decodes += 1
             self.num_base_tokens += base_tokens
-            bucket = buckets[(1 - base_tokens) % block_size]
+            phase = (1 - base_tokens) % block_size
+            self.num_opening[phase] += 1
+            bucket = buckets[phase]
             bucket[request] = request.table
             if request.order > self._last_order:
                 self._last_order = request.order
@@ -147,7 +153,9 @@ class DecodeClock:
         self.num_base_tokens -= base_tokens
         if self.columns is not None:
             self.columns.leave(request)
-        del self.buckets[(1 - base_tokens) % self.block_size][request]
+        phase = (1 - base_tokens) % self.block_size
+        self.num_opening[phase] -= 1
+        del self.buckets[phase][request]
 
     def wait(self, request: Request) -> None:
         """Let `request` get no token in the step that is being formed."""
@@ -196,6 +204,11 @@ class DecodeClock:
             f"tokens are not {self.num_base_tokens}",
         )
         for phase, bucket in enumerate(self.buckets):
+            require(
+                len(bucket) == self.num_opening[phase],
+                f"decode clock: bucket {phase} holds {len(bucket)} decodes, "
+                f"{self.num_opening[phase]} counted",
+            )
             positions = [order.get(request, -1) for request in bucket]
             require(
                 -1 not in positions and positions == sorted(positions),

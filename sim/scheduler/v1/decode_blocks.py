@@ -95,9 +95,9 @@ class DecodeBlocks:
         num_free, period = self._tables.num_free_blocks, self._period
         if (most // period + 1) * self._clock.num_decodes <= num_free:
             return most
-        buckets = self._buckets
+        num_opening = self._clock.num_opening
         for num_steps in range(most):
-            num_free -= len(buckets[(step + num_steps) % period])
+            num_free -= num_opening[(step + num_steps) % period]
             if num_free < 0:
                 return num_steps
         return most
@@ -108,8 +108,9 @@ class DecodeBlocks:
         num_rounds, num_left = divmod(num_steps, period)
         num_used = tables.num_usable_blocks - tables.num_free_blocks
         num_used += num_rounds * self._clock.num_decodes
+        num_opening = self._clock.num_opening
         for now in range(step, step + num_left):
-            num_used += len(self._buckets[now % period])
+            num_used += num_opening[now % period]
         return num_used / tables.num_usable_blocks
 
 

@@ -130,7 +130,7 @@ class Scheduler(Holdings):
             and self._preempts_from_tail
             and self._desk is None
         ):
-            tables.count_only(self._most_slots)
+            tables.count_only(self._most_slots, self.clock.num_opening)
 
     def tell_common_prefixes(self) -> None:
         """Let shapes say from now on what their requests share: `common_prefix`."""

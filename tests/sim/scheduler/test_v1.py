@@ -162,6 +162,7 @@ def test_before_0_31_a_long_prompt_is_cut_even_when_it_is_alone() -> None:
         (lambda p: setattr(p.tables, "num_logical_blocks", 7), "entries held"),
         (lambda p: setattr(p, "num_chunk_tokens", 3), "on the clock nor in mid-way"),
         (lambda p: setattr(p.clock, "num_base_tokens", 3), "decode clock: "),
+        (lambda p: setattr(p.clock, "num_opening", [1] * 16), "0 decodes, 1 counted"),
         (lambda p: setattr(p, "max_num_seqs", 0), "max_num_seqs is 0"),
     ],
 )
