@@ -123,12 +123,6 @@ class Roster:
         """Whether a replica changed since there were so many changes."""
         return any(each == place for _, each, _ in self.changes[num_changes:])
 
-    @property
-    def is_changing(self) -> bool:
-        """Whether a replica is on its way from one state to another."""
-        resting = {ReplicaState.READY, ReplicaState.OFF}
-        return not resting.issuperset(self.states)
-
     def is_ready(self, place: int) -> bool:
         """Whether the engine at a place takes requests."""
         return self.states[place] is ReplicaState.READY

@@ -392,13 +392,13 @@ class Simulation:
         engine, is_all = self.engine, num_rejected == recording.request_table.num_rows
         if is_all and not engine.stop_requested:
             is_off = isinstance(engine, Replicas) and engine.num_refused == num_rejected
-            remedy = (
-                "let an engine start again (fleet.events)"
-                if is_off
-                else "give the engine a larger cache, or requests a smaller limit "
-                "(workload.max_tokens)"
-            )
-            raise ConfigError("; ".join([line, remedy, *self._limits]))
+            remedies = ["let an engine start again (fleet.events)"] if is_off else []
+            if not is_off and "; " not in line:  # else the line has its own
+                remedies = [
+                    "give the engine a larger cache, or requests a smaller limit "
+                    "(workload.max_tokens)"
+                ]
+            raise ConfigError("; ".join([line, *remedies, *self._limits]))
         self.warnings.append(line)
 
     def _summary(self, recording: Recording, traffic: Traffic) -> dict[str, Any]:

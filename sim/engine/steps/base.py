@@ -272,9 +272,22 @@ class Steps(ABC):
         if not (
             output.ignored
             or (owner.beside is not None and owner.beside.has_news)
-            or (self._batches is not None and self._batches.computes)
+            or self._brings_news(output)
         ):
             owner.empty_steps.note(step, is_stuck=output.stuck)
+
+    def _brings_news(self, output: SchedulerOutput) -> bool:
+        """Whether the step in flight may let requests go on that cannot now.
+
+        Not if the last that ran has given up its prompt amid chunks: no token of it is
+        in flight, for which it would have waited, and so it would go on for ever.
+        """
+        batches, given_up = self._batches, output.preemptions
+        if batches is None or not batches.computes:
+            return False
+        return not (output.stuck and given_up) or any(
+            each.num_tokens_lost >= each.request.num_tokens for each in given_up
+        )
 
     def _note_preemptions(
         self, step: int, now_s: float, preemptions: Sequence[Preemption]

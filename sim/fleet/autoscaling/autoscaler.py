@@ -184,7 +184,7 @@ class Autoscaler:
         """
         replicas, timing, rule = self.replicas, self.timing, self.rule
         seen = (replicas.num_steps, replicas.num_submitted, replicas.num_in_flight)
-        if seen != self._seen or replicas.roster.is_changing:
+        if seen != self._seen or replicas.next_change_s < inf:
             self._seen, self._stirred_s = seen, self.env.now
         windows_s = rule.scale_up.stabilization_s + rule.scale_down.stabilization_s
         longest_s = windows_s + timing.cooldown_s + timing.start_s

@@ -93,6 +93,7 @@ class Bars:
     at: Floats  # of horizontal bars their middle, of vertical ones their height
     is_horizontal: bool = False
     is_hatched: bool = False
+    thickness: float = 0.8  # of horizontal ones, which are 1 apart
     base: Floats | None = None  # of vertical ones, where they begin; None for 0
     texts: tuple[str, ...] = ()  # shown on hovering
 

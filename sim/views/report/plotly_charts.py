@@ -289,7 +289,7 @@ def _(series: charts.Bars) -> list[Spec]:
             "base": _numbers(series.begin),
             "x": _numbers(series.end - series.begin),
             "y": _numbers(series.at),
-            "width": 0.8,
+            "width": series.thickness,
         }
     else:
         trace |= {

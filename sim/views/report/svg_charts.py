@@ -248,7 +248,7 @@ def _(series: charts.Bars, axes: Axes) -> None:
     }
     length = series.end - series.begin
     if series.is_horizontal:
-        axes.barh(series.at, length, 0.8, left=series.begin, **look)
+        axes.barh(series.at, length, series.thickness, left=series.begin, **look)
         return
     base = 0.0 if series.base is None else series.base
     axes.bar(series.begin, series.at, length, bottom=base, align="edge", **look)

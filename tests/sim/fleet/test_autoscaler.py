@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -374,6 +374,21 @@ def test_a_stuck_queue_ends_the_run() -> None:
     data["fleet"] = fleet_of(1, "llm_d") | {"autoscaler": QUICK}
     summary = Simulation(parse_config(data)).run().summary
     assert summary["stalled"]
+
+
+def test_a_queue_that_is_stuck_as_its_replica_drains_ends_the_run() -> None:
+    """The autoscaler waited for the drain for ever: requests beyond the length run."""
+    limits = {"max_model_len": 300, "max_num_batched_tokens": 24}
+    limits |= {"admission_check": False, "async_scheduling": False}
+    data = data_of(GENERATIONS["v1"] | limits, None, 6, 60.0)
+    data["workload"]["synthetic"]["prompt_tokens"] = {"kind": "fixed", "tokens": 400}
+    fleet = fleet_of(2, "round_robin")
+    data["fleet"] = fleet | {"autoscaler": QUICK | {"cooldown_s": 10.0}}
+    simulation = Simulation(parse_config(data))
+    simulation.env.run(until=500.0)
+    assert ReplicaState.DRAINING in simulation.engine.roster.states
+    assert simulation.engine.autoscalers[0].next_s == inf
+    assert simulation.run().summary["stalled"]
 
 
 def test_one_that_flaps_is_warned_of() -> None:

@@ -12,6 +12,7 @@ from sim.errors import ConfigError
 from sim.results.summary.verdict import verdict_lines
 from sim.simulation.run import Simulation
 from sim.views.notebook import summary_html
+from tests.sim.config.test_config import minimal
 
 
 def run_of(objectives: dict[str, Any] | None, **engine: Any) -> Any:
@@ -119,3 +120,11 @@ def test_unknown_objectives_are_refused_before_the_run() -> None:
         run_of({"p95_tft_ms": 500})
     with pytest.raises(ConfigError, match=r"objective; percentiles are below 100 \("):
         run_of({"p100_ttft_ms": 500})
+
+
+def test_a_run_that_served_nothing_has_one_remedy() -> None:
+    data = minimal(scheduler="cacheflow", max_num_seqs=1)
+    data["workload"]["best_of"] = 3
+    with pytest.raises(ConfigError, match="max_num_seqs 1; raise it") as refused:
+        Simulation(parse_config(data)).run()
+    assert "larger cache" not in str(refused.value)

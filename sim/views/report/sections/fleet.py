@@ -106,6 +106,7 @@ def _map(run: Run, clock: Clock) -> Chart:
                 at,
                 is_horizontal=True,
                 is_hatched=True,
+                thickness=1.0,
             )
         )
     preempted = run.folder.columns("preemptions", ("time_s", "engine"))
@@ -243,7 +244,9 @@ def _pool_numbers(runs: Sequence[Run]) -> Markup:
             if "cost" in pool:
                 told = f"{pool['cost']:,.2f} {run.summary['currency']}"
                 cost[1] = data(told, pool["cost"], f"{key}.cost", run.number)
-            what = f"{pool['replicas']} x {pool['gpu']}, {pool['role']}"
+            num_gpus = pool["num_gpus"] * pool["data_parallel_size"]
+            gpus = f"{num_gpus} x {pool['gpu']}"
+            what = f"{pool['replicas']} on {gpus} each, {pool['role']}"
             body.append([tag(run), pool["pool"], what, *_of(run, pool, key), *cost])
     head = ["run", "pool", "engines", "requests", "mean TTFT", "KV usage"]
     head += ["preemptions", "hits", "GPU hours", "cost"]

@@ -33,6 +33,7 @@ def fleet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prices = {"per_gpu_hour": {"h100_sxm": 3.0}}
     data = crowded(gpu="h100_sxm")
     data |= {"fleet": fleet(events=events, prices=prices)}
+    data["fleet"]["pools"][1]["engine"] = {"tensor_parallel_size": 2}
     return results(tmp_path_factory.mktemp("runs") / "fleet", data)
 
 
@@ -59,6 +60,8 @@ def test_a_page_of_a_fleet_shows_engines_pools_and_replicas(fleet_run: Path) -> 
             found = found[int(part)] if isinstance(found, list) else found[part]
         assert value == found, key
     assert "pools.1.cost" in dict(page.data())
+    assert "2 on 1 x h100_sxm each, serve" in page.visible
+    assert "1 on 2 x h100_sxm each, serve" in page.visible
     assert "1 died" in page.visible
 
 
