@@ -26,6 +26,8 @@ MISTAKES = (
     DEMO + "engine.max_num_seqs:64",
     "run examples/demo.yaml --max-num-seqs 64",
     DEMO + "engine.tp=2",
+    DEMO + "engine.trust_remote_code=true",
+    DEMO + "engine.cpu_offload_gb=10",
     DEMO + "engine.tensor_parallel_size=3",
     DEMO + "engine.num_blocks=1000",
     DEMO + "request_rate=5",

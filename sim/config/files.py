@@ -24,7 +24,8 @@ def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no configuration file '{path}'; start from one in examples/"
+            f"there is no configuration file '{path}'; start from one in the "
+            "repository's examples/"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(

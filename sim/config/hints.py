@@ -24,6 +24,7 @@ _ALIASES = {
     "max_batch_size": "max_num_seqs",
     "max_batch_tokens": "max_num_batched_tokens",
     "max_seq_len": "max_model_len",
+    "mem_fraction_static": "gpu_memory_utilization",
     "context_length": "max_model_len",
     "num_blocks": "num_gpu_blocks_override",
     "num_gpu_blocks": "num_gpu_blocks_override",
@@ -48,6 +49,21 @@ _WITHOUT_EFFECT = {
     "mamba_cache_mode": "enable_prefix_caching says when states are kept",
 }
 """Keys that 0.33 overwrites or ignores, and what holds instead."""
+
+_DECIDES_NOTHING = frozenset(
+    {"download_dir", "hf_token", "host", "load_format", "logprobs_mode"}
+    | {"max_log_len", "port", "reasoning_parser", "revision"}
+    | {"served_model_name", "tokenizer", "tokenizer_mode"}
+    | {"enable_auto_tool_choice", "tool_call_parser", "trust_remote_code"}
+)
+"""Arguments of ``vllm serve`` that no decision or time here depends on."""
+
+_NOT_BUILT = frozenset(
+    {"attention_backend", "compilation_config", "cpu_offload_gb", "enable_dbo"}
+    | {"decode_context_parallel_size", "enable_eplb", "enable_lora", "max_loras"}
+    | {"prefill_context_parallel_size"}
+)
+"""Arguments of ``vllm serve`` that would matter, and are not simulated."""
 
 _WITH_A_UNIT = re.compile(r"[\d.]+\s*[A-Za-z%/]+")
 """Such as 256GiB."""
@@ -142,6 +158,12 @@ def _unknown_key(path: str, root: type[BaseModel]) -> str:
     key = path.rpartition(".")[2]
     if key in _WITHOUT_EFFECT:
         return f"{path}: no effect in 0.33, {_WITHOUT_EFFECT[key]}; remove this key"
+    if path.rpartition(".")[0] == "engine":
+        word = key.replace("-", "_")
+        if word in _DECIDES_NOTHING:
+            return f"{path}: nothing that is simulated depends on it; leave it out"
+        if word in _NOT_BUILT:
+            return f"{path}: is not simulated; leave it out for an engine without it"
     return f"{path}: unknown key{meant_key(path, tables_of(root))}"
 
 

@@ -68,11 +68,13 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engine.kind", "sglang", "unknown key; did you mean 'engine.scheduler'"),
         ("engine.backend", "vllm", "unknown key; did you mean 'engine.scheduler'"),
         (
-            "engine.trust_remote_code",
+            "engine.rope_scaling",
             True,
-            r"^engine.trust_remote_code: unknown key; docs/configuration.md lists the "
+            r"^engine.rope_scaling: unknown key; docs/configuration.md lists the "
             r"\d\d that engine has; take one of them, or leave it out$",
         ),
+        ("engine.trust_remote_code", True, r"^engine.trust_remote_code: nothing that "),
+        ("engine.enable_lora", True, r"^engine.enable_lora: is not simulated; leave "),
         (
             "workload.kind",
             "poisson",
