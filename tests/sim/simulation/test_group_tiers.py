@@ -102,3 +102,22 @@ def test_states_are_refused(tmp_path: Path) -> None:
     engine = {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "tensor_parallel_size": 8}
     with pytest.raises(UserError, match="attention only, not with states"):
         run(tmp_path, AGAIN, engine)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_beyond_the_longest_request_is_stored(
+    tmp_path: Path, *, ahead: bool
+) -> None:
+    """A prompt that nothing checks has no blocks there: some runs ended in a traceback."""
+    engine = {
+        "model": GPT_OSS,
+        "num_gpu_blocks_override": 60,
+        "max_model_len": 100,
+        "max_num_batched_tokens": 2048,
+        "enable_chunked_prefill": False,
+        "admission_check": False,
+        "async_scheduling": ahead,
+    }
+    rows = [(0, 90, [1]), (20, 1000, [3, 4]), (40, 90, [1])]
+    copies = run(tmp_path, rows, engine).recording.transfer_table.arrow.to_pandas()
+    assert list(copies["num_tokens"]) == [80, 96]

@@ -187,7 +187,7 @@ class OffloadingConnector:
         if offload is None:
             most = request.max_num_tokens
             if self._settings.offload_prompt_only:
-                most = request.num_prompt_tokens
+                most = min(most, request.num_prompt_tokens)
             if not self._settings.stores:
                 most = 0
             limit = limit_of(request, "max_offload_tokens")
