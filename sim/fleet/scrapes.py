@@ -54,6 +54,8 @@ class Scrapes:
         Reads the load of all engines, in their order.
     is_idle
         Whether no request is in flight.
+    all_scrapes
+        Of all routers of the fleet, which move no request either.
 
     Attributes
     ----------
@@ -67,12 +69,14 @@ class Scrapes:
         router: Hearer,
         loads: Callable[[], Sequence[Load]],
         is_idle: Callable[[], bool],
+        all_scrapes: Sequence[Scrapes] = (),
     ) -> None:
         self.env = env
         self.next_s = inf
         self._router = router
         self._loads = loads
         self._is_idle = is_idle
+        self._all_scrapes = all_scrapes
         self._submitted: simpy.Event | None = None
         env.process(self._run())
 
@@ -89,10 +93,15 @@ class Scrapes:
     def _run(self) -> Generator[simpy.Event, None, None]:
         env = self.env
         while True:
-            if self._is_idle() or env.peek() == inf:
+            if self._is_idle() or len(env._queue) <= self._num_others():
                 self.next_s, self._submitted = inf, env.event()
                 yield self._submitted
             else:
                 self._plan()
             yield At(env, self.next_s, SCRAPE_PRIORITY)
             self._router.hear(self._loads())
+
+    def _num_others(self) -> int:
+        """Return how many others wait on the clock."""
+        others = (each for each in self._all_scrapes if each is not self)
+        return sum(each.next_s < inf for each in others)

@@ -278,6 +278,7 @@ class Fleet:
             scrapes = Scrapes(
                 *(self.env, router, partial(self.loads, places)),
                 lambda: not engines.num_in_flight,
+                engines.scrapes,
             )
             engines.scrapes.append(scrapes)
             watches.append(scrapes)

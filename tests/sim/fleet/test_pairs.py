@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sim.errors import ConfigError
 from sim.fleet.network import Network
 from sim.fleet.pairs import Pairs, side_of
 from sim.fleet.pulls import ConsumerSteps, ProducerSteps
+from sim.fleet.routers.llm_d import LlmD
 from sim.simulation.run import Simulation
 from sim.views.plots.accessor import figures_of
 from sim.views.plots.run.fleets import engines_figure, has_pools, pools_figure
@@ -617,3 +619,26 @@ def test_queues_of_a_prefiller_tell_its_prompts() -> None:
     )
     assert "engine 0: 20 prompts for others, " in legend
     assert "engine 1: completed 20 requests, " in legend
+
+
+def test_two_routers_that_scrape_let_a_stuck_run_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each took the other's next look for something that may move a request."""
+    num_looks, own = itertools.count(), LlmD.hear
+
+    def hear(router: LlmD, loads: Any) -> None:
+        assert next(num_looks) < 5_000
+        own(router, loads)
+
+    monkeypatch.setattr(LlmD, "hear", hear)
+    limits = {"max_model_len": 300, "max_num_batched_tokens": 24}
+    engine = TIGHT | limits | {"admission_check": False}
+    scraping = {"router": {"kind": "llm_d"}, "decode_router": {"kind": "llm_d"}}
+    simulation = simulation_of(
+        fleet_of(**scraping),
+        engine,
+        synthetic=data_of(engine, None, 6)["workload"]["synthetic"]
+        | {"prompt_tokens": {"kind": "fixed", "tokens": 400}},
+    )
+    assert simulation.run().summary["stalled"]

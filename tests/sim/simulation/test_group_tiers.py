@@ -108,7 +108,7 @@ def test_states_are_refused(tmp_path: Path) -> None:
 def test_nothing_beyond_the_longest_request_is_stored(
     tmp_path: Path, *, ahead: bool
 ) -> None:
-    """A prompt that nothing checks has no blocks there: some runs ended in a traceback."""
+    """A prompt that nothing checks has no blocks there; some ended in a traceback."""
     engine = {
         "model": GPT_OSS,
         "num_gpu_blocks_override": 60,
