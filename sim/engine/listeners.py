@@ -1,4 +1,4 @@
-"""Listeners and observers of the steps of an engine."""
+"""Listeners and observers of the steps of an engine, and of the ends of requests."""
 
 from __future__ import annotations
 
@@ -67,3 +67,11 @@ class Observers:
     def _plan(self, num_steps: int) -> None:
         turns = (num_steps + every - num_steps % every for every, _ in self._observers)
         self.next_step = min(turns, default=NEVER)
+
+
+def announce(request: Request) -> None:
+    """Tell the client of a request that this has left the engine."""
+    # Let go of it first: the event holds the request, which would hold the event.
+    on_end, request.on_end = request.on_end, None
+    assert on_end is not None
+    on_end(request)

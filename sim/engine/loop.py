@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.engine.ahead import HostQueue
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, advance, step_priority
 from sim.engine.common_prefix import CommonPrefixes
-from sim.engine.listeners import Observers
+from sim.engine.listeners import Observers, announce
 from sim.engine.pace import Unpriced
 from sim.engine.pauses import calendar_of
 from sim.engine.pipeline import BatchQueue
@@ -100,8 +100,14 @@ class Engine:
         Whether the run ended with a queue that nothing could move any more.
     """
 
-    is_interruptible = False
-    looks_ahead = False
+    __slots__ = (  # a row of words: a dict would be a cold line an attribute
+        "_actions", "_add_request", "_admission_error", "_arrivals_closed",
+        "_num_unquestioned_tokens", "_observers", "_wake", "arrivals", "batches",
+        "beside", "calendar", "cost_model", "done", "empty_steps", "env", "horizon",
+        "is_alone", "is_interruptible", "keeps_costs", "listeners", "looks_ahead",
+        "num_steps", "num_unread", "pace", "prefixes", "priority", "recorder", "sample",
+        "scheduler", "stalled", "stop_requested", "stretch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -125,6 +131,7 @@ class Engine:
         self.pace, self.beside = pace, beside
         self.arrivals: Iterable[Request] = arrivals or ()
         self.sample, self.horizon = sample, horizon
+        self.is_interruptible = self.looks_ahead = False
         self.num_steps = self.num_unread = 0
         self.listeners: list[StepListener] = []
         self.empty_steps = EmptySteps()
@@ -408,7 +415,7 @@ class Engine:
                 if finished:
                     for request in finished:
                         if request.on_end is not None:
-                            _announce(request)
+                            announce(request)
                             self.is_alone &= is_lone
                 now_s = end_s
                 step += 1
@@ -471,7 +478,7 @@ class Engine:
         else:
             self.recorder.left(request, self.env.now)
         if request.on_end is not None:
-            _announce(request)
+            announce(request)
 
     def _act(self) -> None:
         if self.beside is not None:
@@ -491,10 +498,3 @@ class Engine:
 
 def _no_error(request: Request) -> None:
     """Admit every request."""
-
-
-def _announce(request: Request) -> None:
-    # Let go of it first: the event holds the request, which would hold the event.
-    on_end, request.on_end = request.on_end, None
-    assert on_end is not None
-    on_end(request)
