@@ -127,7 +127,8 @@ def _rho(rho: float | None) -> str:
 
 def _sharing_rows(description: Description) -> list[tuple[str, str]]:
     if not description.sharing:
-        return [("prefix sharing", "none: each prompt is text of its own")]
+        none = "none is told, so each prompt is taken as text of its own"
+        return [("prefix sharing", none)]
     rows = []
     for sharing in description.sharing:
         s = sharing.statistics

@@ -356,6 +356,23 @@ def test_every_generation_prints_its_summary(
     assert ("preemptions by swapping" in printed) == (scheduler != "v1")
 
 
+@pytest.mark.parametrize("text", ["lengths alone", "prompts share"])
+def test_no_hits_ask_whether_the_traffic_tells_what_prompts_share(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = pressed({}, scheduler="v1", enable_prefix_caching=True)
+    if text == "prompts share":
+        data["workload"]["synthetic"]["prefixes"] = {
+            "kind": "system_prompts",
+            "num_groups": 1,
+            "tokens": {"kind": "fixed", "tokens": 64},
+        }
+    out = ["--out", str(tmp_path / "o"), "--no-figures"]
+    assert kvsim(["run", str(write(tmp_path, data)), *out]) == 0
+    asked = "does the traffic tell what prompts share?" in capsys.readouterr().out
+    assert asked == (text == "lengths alone")
+
+
 def test_too_little_memory_is_said_in_a_line(
     config: Path,
     tmp_path: Path,

@@ -59,6 +59,20 @@ def chat(num_sessions: int = 6, num_turns: int = 4) -> list[RequestSpec]:
     return requests
 
 
+def test_lengths_alone_tell_of_no_shared_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    assert kvsim(["workload", "describe", str(trace)]) == 0
+    said = "prefix sharing none is told, so each prompt is taken as text of its own"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 def test_table_has_the_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert kvsim(["workload", "describe", str(shared(MOONCAKE))]) == 0
