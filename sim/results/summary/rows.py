@@ -80,22 +80,21 @@ def _mean_usage(summary: Mapping[str, Any]) -> str:
     return mean
 
 
-_WITHOUT_HITS = " (does the traffic tell what prompts share?)"
-"""Of most public traces only lengths are known."""
-
-
 def _hits(summary: Mapping[str, Any]) -> str:
     """Tell the share of prompts that was found; by each of pools that share one."""
     pools = summary.get("pools", ())
     is_shared = any(pool["role"] != "serve" for pool in pools)
-    return ", ".join(
+    told = ", ".join(
         f"{each['prefix_cache_hits'] / each['prefix_cache_queries']:.2%} of "
         f"{each['prefix_cache_queries']:,} prompt tokens hit"
-        + ("" if each["prefix_cache_hits"] else _WITHOUT_HITS)
         + (f" in pool {each['pool']}" if is_shared else "")
         for each in (pools if is_shared else (summary,))
         if each.get("prefix_cache_queries")
     )
+    if summary["prefix_cache_hits"]:
+        return told
+    # of most public traces only lengths are known
+    return f"{told} (does the traffic tell what prompts share?)"
 
 
 def _pool(summary: Mapping[str, Any]) -> str:
