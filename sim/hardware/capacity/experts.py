@@ -18,6 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from sim.hardware.capacity.kernels import (
+    is_amd,
     is_blackwell,
     is_data_centre_blackwell,
     is_hopper,
@@ -53,6 +54,20 @@ FIRST_PADDED_FP8_MINOR: Final = 17
 PADDED_WIDTH: Final = 128
 """FlashInfer's experts without a gate are padded to this width from then on. Source:
 ``layers/quantization/utils/flashinfer_utils.py`` of 0.16 and 0.17."""
+MXFP4_BLOCK: Final = 32
+"""Elements of four bits that share a byte of scale."""
+MXFP4_WIDTHS: Final = {"trtllm": (256, 256), "rocm": (256, 256), "marlin": (256, 128)}
+"""Multiples to which kernels pad the hidden state and an expert's width. Source: vLLM
+0.12 to 0.26, ``layers/quantization/mxfp4.py`` and ``oracle/mxfp4.py``."""
+HOPPER_MXFP4_PADS: Final = ((0, 256, 128), (12, 16, 64), (17, 64, 128), (22, 16, 64))
+"""From each minor release on: rows and input elements of a packed expert on Hopper are
+multiples of these. Source: ``triton_kernels`` as the wheels of 0.12 to 0.33 have it
+(``layout_details/hopper_value.py``); before, as of August 2025, of which one log says
+0.5 % more. 0.26 was seen to load 61.43 GiB of gpt-oss-120b, of which this has 61.06."""
+HOPPER_MXFP4_SCALES: Final = (256, 2)
+"""Rows and blocks of scales there: ``hopper_scale.py``, for eight warps."""
+FIRST_ALIGNED_SCALES_MINOR: Final = 25
+"""From here vLLM pads blocks of scales to four itself (``_swizzle_mxfp4``)."""
 _CHUNKS: Final = (((0, 0), 32_768), ((12, 0), 16_384), ((18, 0), None))
 """Tokens that a kernel takes at once, by release: ``VLLM_FUSED_MOE_CHUNK_SIZE``."""
 
@@ -102,8 +117,7 @@ def expert_workspaces(arguments: EngineArguments) -> Workspaces:
     if memory is _Memory.TWO_BUFFERS:
         kept = rows * (max(up, hidden) + max(inner, hidden)) * itemsize
     else:
-        padded = rows + experts * (DEEP_GEMM_ROWS - 1)
-        padded = -(-padded // DEEP_GEMM_ROWS) * DEEP_GEMM_ROWS
+        padded = _padded(rows + experts * (DEEP_GEMM_ROWS - 1), DEEP_GEMM_ROWS)
         kept = padded * (up + max(inner, hidden)) * itemsize
         if padded * up * itemsize < output:  # it does not fit the first buffer
             kept += output
@@ -114,16 +128,67 @@ def expert_workspaces(arguments: EngineArguments) -> Workspaces:
 def padding_bytes(arguments: EngineArguments) -> int:
     """Return the bytes by which a kernel's layout makes the experts' weights grow."""
     model, minor = arguments.model, arguments.engine_minor
+    if (arguments.quantization or "").startswith("mxfp4"):
+        return _mxfp4_padding_bytes(arguments)
     if not model.num_moe_layers or model.mlp_has_gate or minor < FIRST_PADDED_FP8_MINOR:
         return 0
     experts, inner = arguments.experts.of(model, arguments.tensor_parallel_size)
     is_fp8 = (arguments.quantization or "").startswith("fp8-tensor")
     if not is_fp8 or _memory_of(arguments, inner) is not _Memory.OUTPUT:
         return 0
-    padded = -(-inner // PADDED_WIDTH) * PADDED_WIDTH
+    padded = _padded(inner, PADDED_WIDTH)
     row = experts * (model.moe_latent_size or model.hidden_size)
     grown = allocated_bytes(row * padded) - allocated_bytes(row * inner)
     return 2 * model.num_moe_layers * grown
+
+
+def _mxfp4_padding_bytes(arguments: EngineArguments) -> int:
+    model, gpu = arguments.model, arguments.gpu
+    if not model.num_moe_layers:
+        return 0
+    experts, inner = arguments.experts.of(model, arguments.tensor_parallel_size)
+    hidden = model.moe_latent_size or model.hidden_size
+    gates = 1 + model.mlp_has_gate
+    shapes = ((gates * inner, hidden), (hidden, inner))
+    plain = [_mxfp4_bytes(experts, *shape) for shape in shapes]
+    if is_hopper(gpu):
+        laid_out = [_on_hopper(arguments, experts, *shape) for shape in shapes]
+    else:
+        kernel = "trtllm" if is_data_centre_blackwell(gpu) else "marlin"
+        wide, narrow = MXFP4_WIDTHS["rocm" if is_amd(gpu) else kernel]
+        hidden, inner = _padded(hidden, wide), _padded(inner, narrow)
+        shapes = ((gates * inner, hidden), (hidden, inner))
+        laid_out = [_mxfp4_bytes(experts, *shape) for shape in shapes]
+    more = sum(laid_out) - sum(plain)
+    if is_hopper(gpu) and model.expert_bias:  # in 32 bits there
+        more += experts * (gates * inner + hidden) * (4 - arguments.itemsize_bytes)
+    return model.num_moe_layers * more
+
+
+def _mxfp4_bytes(experts: int, rows: int, columns: int) -> int:
+    """Return the bytes of packed experts and their scales, as `weight_bytes` does."""
+    num_bytes = rows * columns // 2 + rows * columns / MXFP4_BLOCK
+    return allocated_bytes(int(experts * num_bytes))
+
+
+def _on_hopper(
+    arguments: EngineArguments, experts: int, rows: int, columns: int
+) -> int:
+    """Return the bytes of packed experts, and of scales in a tensor of their own."""
+    minor = arguments.engine_minor
+    pads = reversed(HOPPER_MXFP4_PADS)
+    tall, wide = next(each[1:] for each in pads if minor >= each[0])
+    packed = _padded(rows, tall) * _padded(columns, wide) // 2
+    tall, wide = HOPPER_MXFP4_SCALES
+    if minor >= FIRST_ALIGNED_SCALES_MINOR:
+        wide = 4
+    blocks = _padded(-(-columns // MXFP4_BLOCK), wide)
+    scales = _padded(rows, tall) * blocks
+    return allocated_bytes(experts * packed) + allocated_bytes(experts * scales)
+
+
+def _padded(amount: int, multiple: int) -> int:
+    return -(-amount // multiple) * multiple
 
 
 def _release(arguments: EngineArguments) -> tuple[int, int]:

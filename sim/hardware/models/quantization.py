@@ -24,9 +24,6 @@ class QuantizationScheme:
     """Whether attention, and layers with a state, keep the model's precision."""
     left_part: str = ""
     """The `WeightTensor.part` that keeps it."""
-    expert_row_alignment: int = 1
-    expert_alignment: int = 1
-    """Packed experts are padded to multiples of these, along output and input."""
     quantized_activation: bool = False
     """Whether the layer's input is copied at one byte an element."""
     multiplies_fp4: bool = False
@@ -49,11 +46,8 @@ QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
     "fp8-tensor": replace(_INT8, scale_bytes=0, needs_fp8_units=True),
     "w8a8": _INT8,
     "int8": _INT8,
-    # E2M1 weights with one byte of scale per 32. On Hopper the kernel's layout pads
-    # output rows and packed input bytes. Source: triton_kernels, ``hopper_value.py``.
-    "mxfp4": QuantizationScheme(
-        4, 32, 1, only_experts=True, expert_row_alignment=256, expert_alignment=128
-    ),
+    # E2M1 weights with one byte of scale per 32.
+    "mxfp4": QuantizationScheme(4, 32, 1, only_experts=True),
     # E2M1 weights with one byte of scale per 16.
     "nvfp4": QuantizationScheme(4, 16, 1, multiplies_fp4=True),
 }

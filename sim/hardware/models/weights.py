@@ -195,12 +195,7 @@ def tensor_bytes(
         return tensor.num_elements * itemsize_bytes
     rows, columns = tensor.num_groups * tensor.rows, tensor.columns
     scales_per_row = 1 if scheme.group_size is None else columns / scheme.group_size
-    packed_rows = rows
-    if tensor.role is TensorRole.EXPERT:
-        columns = _padded(columns, scheme.expert_alignment)
-        one = _padded(tensor.rows, scheme.expert_row_alignment)
-        packed_rows = tensor.num_groups * one
-    packed = packed_rows * columns * scheme.weight_bits / 8
+    packed = rows * columns * scheme.weight_bits / 8
     scales = rows * scales_per_row / scheme.group_rows
     return int(packed + scales * scheme.scale_bytes)
 

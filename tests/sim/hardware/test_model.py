@@ -565,21 +565,6 @@ def test_bits_and_groups_cost_what_they_say() -> None:
     assert bytes_of("awq-gchannel") < bytes_of("awq")
 
 
-def test_packed_experts_are_padded_as_the_kernel_lays_them_out() -> None:
-    # gate and up: 5760 -> 5888 rows; 2880 elements in 1440 -> 1472 bytes; one byte of
-    # scale per 32, not padded
-    model = load_model("openai/gpt-oss-20b")
-    gate_up = next(t for t in weight_tensors(model) if t.role is TensorRole.EXPERT)
-    scheme = quantization_scheme("mxfp4")
-    alone = replace(model, num_hidden_layers=1, mixed_layer_kinds=())
-    none = weight_bytes(
-        replace(alone, num_experts=0, intermediate_size=1), 1, 2, scheme
-    )
-    both = 32 * (5888 * 1472 + 5760 * 90 + 3072 * 1472 + 2880 * 90)
-    assert gate_up.rows == 5760
-    assert weight_bytes(alone, 1, 2, scheme) - none == pytest.approx(both, rel=0.01)
-
-
 def test_unknown_quantization_and_dtype() -> None:
     with pytest.raises(CapacityError, match="unknown quantization: 'q4_k'"):
         quantization_scheme("q4_k")

@@ -1,4 +1,4 @@
-"""States that a prefill can write in its middle, by release, GPU and kernel."""
+"""What kernels ask of the pool, by release and GPU: states, and packed experts."""
 
 from __future__ import annotations
 
@@ -88,3 +88,34 @@ def test_blocks_that_kernels_do_not_take_are_warned_of(
     pool = estimate_capacity(model, gpu, tensor_parallel_size=8, block_size=block_size)
     assert len(pool.warnings) == (taken is not None)
     assert taken is None or f"take blocks of {taken}" in pool.warnings[0]
+
+
+def packed_gib(release: str, gpu: str) -> float:
+    found = estimate_capacity(
+        "openai/gpt-oss-120b", gpu, engine_version=release, max_model_len=8192
+    )
+    return found.weights_bytes / 2**30
+
+
+def test_packed_experts_are_laid_out_as_the_release_does() -> None:
+    """By hand, without scales: inputs of 1,440 bytes are 1,472 in 64s, 1,440 in 32s."""
+    experts, layers = 128, 36
+    wider = (5760 + 2880) * 32 * experts * layers / 2**30
+    since_17 = packed_gib("0.17", "h200_sxm") - packed_gib("0.16", "h200_sxm")
+    since_22 = packed_gib("0.22", "h200_sxm") - packed_gib("0.20", "h200_sxm")
+    assert since_17 == pytest.approx(wider, rel=0.05)
+    assert since_22 == pytest.approx(-wider, rel=0.05)
+
+
+def test_packed_experts_weigh_what_engines_said() -> None:
+    """A start of 0.26 on an H100, ours; one of 0.11 by Marlin's kernel (kvcached 187)."""
+    assert packed_gib("0.26", "h100_sxm") == pytest.approx(61.43, rel=0.007)
+    assert packed_gib("0.12", "a100_sxm_80gb") == pytest.approx(65.965, rel=0.001)
+
+
+def test_packed_experts_on_blackwell_are_multiples_of_256() -> None:
+    """3,072 for 2,880 on either side, of weights and scales."""
+    wide, plain = 3 * 3072 * 3072, 3 * 2880 * 2880
+    more = 36 * 128 * (wide - plain) * (1 / 2 + 1 / 32) / 2**30
+    checkpoint = 60.80  # as its files are
+    assert packed_gib("0.26", "b200") == pytest.approx(checkpoint + more, rel=0.002)
