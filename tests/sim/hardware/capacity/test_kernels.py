@@ -108,7 +108,7 @@ def test_packed_experts_are_laid_out_as_the_release_does() -> None:
 
 
 def test_packed_experts_weigh_what_engines_said() -> None:
-    """A start of 0.26 on an H100, ours; one of 0.11 by Marlin's kernel (kvcached 187)."""
+    """A start of 0.26 on an H100, ours; one by Marlin's kernel (kvcached 187)."""
     assert packed_gib("0.26", "h100_sxm") == pytest.approx(61.43, rel=0.007)
     assert packed_gib("0.12", "a100_sxm_80gb") == pytest.approx(65.965, rel=0.001)
 
