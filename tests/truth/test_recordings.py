@@ -7,6 +7,7 @@ as much as the first, on 3,500 blocks: 55 preemptions, usage up to 100 %. Qwen3-
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,11 @@ from tests.truth.recordings import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+DECODES = ((1, 128), (1, 1024), (4, 1024), (8, 2048), (16, 1024), (32, 1024), (64, 512))
+DECODES += ((64, 2048), (128, 256), (128, 1024), (256, 1024))
+"""Sequences, and tokens that each attends to."""
+PROMPTS = (64, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def test_the_pool_is_as_large_as_predicted() -> None:
@@ -90,6 +96,38 @@ def test_the_profiles_are_whole(path: Path) -> None:
     checks = provenance["correctness"].values()
     assert checks
     assert all(each["error"] <= each["tolerance"] for each in checks)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "most", "most_of_prompts"),
+    [("h100", 0.03, 0.06), ("h200", 0.075, 0.09)],
+    ids=["H100", "H200"],
+)
+def test_the_datasheet_is_near_kernels_that_were_measured(
+    gpu: str, most: float, most_of_prompts: float
+) -> None:
+    """Neither knows of the other: vLLM's kernels, timed one by one, and a roofline."""
+    profile = str(PROFILES / f"{gpu}_llama-3.1-8b_vllm_0.26.json")
+    recording = replace(H200, gpu=f"{gpu}_sxm")
+    shapes = [
+        (BatchShape(num_decodes, num_decodes * context, 0, 0, 0, 0), most)
+        for num_decodes, context in DECODES
+    ] + [
+        (
+            BatchShape(0, 0, 1, tokens, tokens, tokens * (tokens + 1) // 2),
+            most_of_prompts,
+        )
+        for tokens in PROMPTS
+    ]
+    for shape, within in shapes:
+        datasheet_s, measured_s = (
+            recording.step_s(cost | {"launch_s": 0.0}, shape)
+            for cost in (
+                {"kind": "roofline"},
+                {"kind": "measured", "profile": profile},
+            )
+        )
+        assert datasheet_s == pytest.approx(measured_s, rel=within), shape
 
 
 @pytest.mark.parametrize("cost", list(COSTS))
