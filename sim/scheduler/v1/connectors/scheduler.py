@@ -424,7 +424,7 @@ class ConnectorScheduler(Scheduler):
                 self._loads.receive(request)
             else:
                 del self.delayed[request]
-                self._free(request)
+                self._free_or_keep(request)  # what was behind was left at the end
 
     def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
         """Let loading requests compute what was not filled, or end them."""
