@@ -1,4 +1,4 @@
-"""What a request costs behind each router, with few engines and with many.
+"""Processor time of a request behind each router, with few engines and with many.
 
     python -m tests.bench.engines                       # 64 and 256, 400 requests each
     python -m tests.bench.engines --engines 8,64 --each 1600 --routers llm_d

@@ -1,4 +1,4 @@
-"""What kernels ask of the pool, by release and GPU: states, and packed experts."""
+"""Blocks and bytes that kernels need, by release and GPU: states and packed experts."""
 
 from __future__ import annotations
 
