@@ -79,8 +79,8 @@ class Checkpoint:
         """Return the whole lines, the first with the format, and their bytes."""
         if not self.path.is_file():
             raise UserError(
-                f"there is no checkpoint at '{self.path}' to resume from; start without"
-                " --resume"
+                f"there is no checkpoint at '{self.path}' to go on from; start without"
+                " --resume and --finish"
             )
         raw = self.path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
