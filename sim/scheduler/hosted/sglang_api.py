@@ -241,6 +241,7 @@ class _Stub(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []
+        self.__version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -81,7 +81,7 @@ class PrefillAdder:
         self._ratio = ratio
         self._page_size = settings.page_size
         # 0.5.10 reserves a page more for each request
-        self._page_extra = settings.page_size if settings.is_0_5_10 else 0
+        self._page_extra = settings.page_size if settings.patch >= 10 else 0
         self._input = settings.max_prefill_tokens - num_mixed
         chunk = settings.chunk
         self._chunk = None if chunk is None else chunk - num_mixed

@@ -74,7 +74,7 @@ class Holdings:
             self.tree = RadixCache(
                 self.allocator,
                 settings.radix_eviction_policy,
-                counts_hits=settings.is_0_5_10,
+                counts_hits=settings.patch >= 10,
             )
         self.cache: ChunkCache | TreeCache = (
             ChunkCache(self.allocator)

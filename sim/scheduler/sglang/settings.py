@@ -157,7 +157,7 @@ class Settings:
                 f"schedule_policy must be one of {', '.join(_OF_PRIORITIES)} with "
                 f"enable_priority_scheduling, got '{self.schedule_policy}'"
             )
-        if self.radix_eviction_policy == "slru" and not self.is_0_5_10:
+        if self.radix_eviction_policy == "slru" and self.patch < 10:
             raise SchedulerError(
                 "radix_eviction_policy: slru is of SGLang 0.5.10, got engine_version "
                 f"{self.engine_version}; take lru"
@@ -188,9 +188,9 @@ class Settings:
         return 2 if self.overlap else 1
 
     @property
-    def is_0_5_10(self) -> bool:
-        """Whether it follows release 0.5.10 rather than 0.5.9."""
-        return self.engine_version.startswith("0.5.10")
+    def patch(self) -> int:
+        """The release that it follows: 9 for 0.5.9, 10 for 0.5.10.post1."""
+        return int(self.engine_version.split(".")[2])
 
     @property
     def chunk(self) -> int | None:

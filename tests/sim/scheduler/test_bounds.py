@@ -29,9 +29,7 @@ from tests.sim.fleet.test_routers import request as request_of
 
 
 def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
-    settings: Any = Told(
-        page_size=1, is_0_5_10=False, max_prefill_tokens=10_000, chunk=None
-    )
+    settings: Any = Told(page_size=1, patch=9, max_prefill_tokens=10_000, chunk=None)
     for num_free, told in ((150, Added.NO_TOKEN), (151, None)):
         cache: Any = Told(
             allocator=Told(num_available_tokens=num_free), num_evictable_tokens=0
