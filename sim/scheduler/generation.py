@@ -63,6 +63,10 @@ class GraphRule:
             self.only_decodes and num_prefills
         )
 
+    def cuts(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens is graphs in pieces, even of decodes."""
+        return not self.has_whole_decodes and self.replays(num_tokens, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class HostRule:

@@ -22,6 +22,7 @@ from sim.costs.roofline import RooflineCost
 from sim.costs.roofline.launches import LaunchedRooflineCost
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1 import V1
 from sim.simulation.simulate import simulate
 from sim.studies.conformance.driver import SteppedEngine, make_scheduler, requests_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sim.results.run import Results
-    from sim.scheduler.batch import BatchShape
     from sim.scheduler.log.lines import Line
 
 MEASURED = Path(__file__).parent / "measured"
@@ -121,7 +121,7 @@ class Recording:
         due = next(coming, None)
         for number, step in enumerate(self.steps):
             while engine.awaits_output and not engine.is_due:
-                engine.process()
+                engine.process(number)
             while due is not None and due[0] <= step["scheduled_s"]:
                 scheduler.add_request(due[1])
                 due = next(coming, None)
@@ -200,6 +200,9 @@ class Recording:
 
     def step_s(self, cost: Mapping[str, Any], shape: BatchShape) -> float:
         """Return the seconds of a step whose host is hidden, but for 5 us a request."""
+        return self._price(cost).step(shape).total_s
+
+    def _price(self, cost: Mapping[str, Any]) -> RooflineCost | MeasuredCost:
         arguments: dict[str, Any] = {
             "model": load_model(self.model),
             "gpu": load_gpu(self.gpu),
@@ -208,14 +211,63 @@ class Recording:
             "graph_rule": V1.graphs,
         }
         arguments |= {key: cost[key] for key in cost if key not in {"kind", "profile"}}
-        made: RooflineCost | MeasuredCost
         if cost["kind"] == "measured":
-            made = MeasuredCost(cost["profile"], **arguments)
-        else:
-            made = RooflineCost(**arguments)
-            if "launch_s" in cost:
-                made = LaunchedRooflineCost.of(made)
-        return made.step(shape).total_s
+            return MeasuredCost(cost["profile"], **arguments)
+        made = RooflineCost(**arguments)
+        return LaunchedRooflineCost.of(made) if "launch_s" in cost else made
+
+    def late_pieces_s(self, max_tokens: int = 512) -> list[float]:
+        """Return by how much steps of graphs in pieces outlast the datasheet's price.
+
+        Each is a step with a prompt between steps of decodes alone, up to so many
+        tokens. What as many calls of as many decodes, give or take four, outlast their
+        price by is taken off.
+        """
+        price = self._price({"kind": "roofline"})
+        prices_s = [price.step(_shape(step)).total_s for step in self.steps]
+        moments = [step["scheduled_s"] for step in self.steps]
+        of_decodes: list[tuple[int, float]] = []
+        of_pieces: list[tuple[int, float]] = []
+        for first in range(_BEFORE, len(self.steps) - _CALLS):
+            last = first + _CALLS
+            step = self.steps[first]
+            others = [
+                *self.steps[first - _BEFORE : first],
+                *self.steps[first + 1 : last],
+            ]
+            num_tokens = step["num_decodes"] + sum(step["chunk_tokens"])
+            if 0 < num_tokens <= max_tokens and not any(
+                other["chunk_tokens"] for other in others
+            ):
+                late_s = moments[last] - moments[first] - sum(prices_s[first:last])
+                found = of_pieces if step["chunk_tokens"] else of_decodes
+                found.append((step["num_decodes"], late_s))
+        return [
+            late_s - statistics.median(s for n, s in of_decodes if abs(n - num) <= 4)
+            for num, late_s in of_pieces
+        ]
+
+
+_BEFORE = 3
+"""Calls before a step that have decodes alone."""
+_CALLS = 5
+"""A call ahead returns before its step has run: so many count together."""
+
+
+def _shape(step: Mapping[str, Any]) -> BatchShape:
+    chunks = [*zip(step["chunk_tokens"], step["chunk_context_tokens"], strict=True)]
+    pairs = sum(
+        tokens * (context - tokens) + tokens * (tokens + 1) // 2
+        for tokens, context in chunks
+    )
+    return BatchShape(
+        step["num_decodes"],
+        step["num_decode_context_tokens"],
+        len(chunks),
+        sum(step["chunk_tokens"]),
+        sum(step["chunk_context_tokens"]),
+        pairs,
+    )
 
 
 def _moment(pair: tuple[float, Any]) -> float:

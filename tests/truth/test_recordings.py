@@ -8,12 +8,14 @@ as much as the first, on 3,500 blocks: 55 preemptions, usage up to 100 %. Qwen3-
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sim.costs.experts.routed import touched_experts
 from sim.costs.measured.profile import read_profile
+from sim.costs.sources import PIECE_LATENCY_S
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.batch import BatchShape
@@ -173,6 +175,13 @@ def test_experts_beyond_graphs_wait_for_the_host(recording: Recording) -> None:
         launched_s = recording.step_s({"kind": "roofline"} | SLOW_HOST, shape)
         assert alone_s < 0.6 * measured_s
         assert 0.65 * measured_s < launched_s < 1.2 * measured_s
+
+
+def test_prompts_in_pieces_of_graphs_take_no_longer_than_their_price() -> None:
+    """Of 0.26, where the host keeps ahead: decodes of older releases do."""
+    late_s = H100_EXPERTS.late_pieces_s()
+    assert len(late_s) == 17
+    assert abs(median(late_s)) < 0.25 * 48 * PIECE_LATENCY_S
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.truth.unseen import (
     LLAMA_PIECES,
     NO_LAUNCHES,
     NO_NORM,
+    NO_PIECES,
     OSS,
     OSS_H200,
     PIECES,
@@ -32,7 +33,7 @@ def middle(errors: list[float]) -> float:
     return median(map(abs, errors))
 
 
-@pytest.mark.parametrize(("run", "at_most"), [(ROOMY, 10.0), (FULL, 11.5)])
+@pytest.mark.parametrize(("run", "at_most"), [(ROOMY, 7.0), (FULL, 8.0)])
 def test_one_step_at_a_time_waits_for_its_scheduler(
     run: Unseen, at_most: float
 ) -> None:
@@ -47,12 +48,12 @@ def test_one_step_at_a_time_waits_for_its_scheduler(
 @pytest.mark.slow
 def test_where_we_are_wrong_is_as_the_page_says() -> None:
     assert -21.0 <= SMALL.errors()[0] <= -17.0
-    assert -14.0 <= min(QWEN_TINY.errors()) <= max(QWEN_TINY.errors()) <= -8.0
-    assert middle(QWEN_SMALL.errors()) <= 2.0
-    assert 16.0 <= QWEN_MOE_H100.errors()[0] <= 21.0
-    assert 5.0 <= LLAMA_PIECES.errors()[0] <= 7.0
+    assert -10.0 <= min(QWEN_TINY.errors()) <= max(QWEN_TINY.errors()) <= -4.0
+    assert 6.0 <= min(QWEN_SMALL.errors()) <= max(QWEN_SMALL.errors()) <= 15.0
+    assert 25.0 <= QWEN_MOE_H100.errors()[0] <= 28.0
+    assert 13.0 <= LLAMA_PIECES.errors()[0] <= 15.5
     assert -8.0 <= WHOLE.errors()[0] <= -6.0
-    assert -38.0 <= PIECES.errors()[0] <= -34.0
+    assert -33.0 <= PIECES.errors()[0] <= -30.0
     errors = OSS_H200.errors()
     assert -18.0 <= errors[0] < errors[1] < errors[2] < errors[3] <= 24.0
 
@@ -70,25 +71,43 @@ def test_published_choices_of_experts_bring_long_steps_nearer(
 
 
 @pytest.mark.slow
-def test_graphs_in_pieces_take_longer_than_the_clock_of_whole_ones() -> None:
-    """The same traffic with both: the clock has nothing for pieces."""
+def test_the_same_traffic_takes_what_it_took_with_graphs_in_pieces_and_whole() -> None:
+    """Whole graphs are what nothing was fitted to; pieces are one of four sources."""
     whole_ms = (5.02, 5.09, 5.39, 6.14)
-    in_pieces = QWEN_PIECES.errors()
+    assert max(map(abs, QWEN_PIECES.errors())) <= 4.0
     for point, error, whole in zip(
-        QWEN_PIECES.points, in_pieces, whole_ms, strict=True
+        QWEN_PIECES.points, QWEN_PIECES.errors(NO_PIECES), whole_ms, strict=True
     ):
-        assert -14.0 <= error <= -7.0
         assert abs(point.measured * (1.0 + error / 100.0) / whole - 1.0) <= 0.035
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "by"), [(SMALL, 6.0), (QWEN_TINY, 6.0)])
-def test_the_launches_of_other_hosts_bring_small_models_nearer(
+@pytest.mark.parametrize(
+    ("run", "by"),
+    [
+        *((ROOMY, 0.0), (FULL, 0.4), (QWEN_TINY, 2.0), (QWEN_MOE, 8.0)),
+        *((PIECES, 4.0), (QWEN_SMALL, -13.0), (QWEN_MOE_H100, -8.0)),
+    ],
+)
+def test_what_graphs_in_pieces_take_elsewhere_brings_older_releases_nearer(
     run: Unseen, by: float
 ) -> None:
-    """26 us, in which neither has a part; models of 1.5B and more wait for nothing."""
-    for near, far in zip(run.errors(), run.errors(NO_LAUNCHES), strict=True):
+    """By what pairs of other runs say; two were right or too long without it."""
+    for near, far in zip(run.errors(), run.errors(NO_PIECES), strict=True):
         assert abs(near) <= abs(far) - by
+
+
+@pytest.mark.slow
+def test_the_launches_of_other_hosts_bring_a_small_model_nearer() -> None:
+    """26 us, in which it has no part; models of 1.5B and more wait for nothing.
+
+    Decodes of 0.6B in pieces would wait as long as their pieces take the GPU.
+    """
+    assert abs(SMALL.errors()[0]) <= abs(SMALL.errors(NO_LAUNCHES)[0]) - 6.0
+    alone = QWEN_TINY.errors(NO_PIECES)
+    neither = QWEN_TINY.errors(NO_PIECES | NO_LAUNCHES)
+    for near, far in zip(alone, neither, strict=True):
+        assert abs(near) <= abs(far) - 6.0
 
 
 @pytest.mark.slow
@@ -109,7 +128,8 @@ def test_launches_of_experts_bring_many_gpus_nearer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [SMALL, QWEN_4B, QWEN_MOE])
 def test_a_norm_of_queries_and_keys_brings_runs_nearer(run: Unseen) -> None:
-    """Of 2 us a layer, which none of them had a part in; those of 1.7B are as near.
+    """Of 2 us a layer, which none of them had a part in; those of 1.7B are too
+    long without it.
 
     Decodes of 0.6B wait for their host, which the norm does not bind.
     """
@@ -135,4 +155,4 @@ def test_experts_kernels_have_a_start() -> None:
     assert middle(ours) <= 4.5
     assert min(without) <= -30.0
     for near, far in zip(QWEN_MOE.errors(), QWEN_MOE.errors(NO_START), strict=True):
-        assert far + 9.0 <= near <= -14.0
+        assert far + 9.0 <= near <= -4.0

@@ -339,14 +339,16 @@ RUNS: Final = (
 
 NO_NORM: Final = {"qk_norm_latency_s": 0.0}
 NO_LAUNCHES: Final = {"launch_s": 0.0}
+NO_PIECES: Final = {"piece_latency_s": 0.0}
 WITHOUT: Final = (
     {"schedule_request_s": 0.0},
     {"moe_layer_latency_s": 0.0},
     NO_NORM,
     NO_LAUNCHES,
+    NO_PIECES,
 )
 """The scheduler's time, the start of the experts' kernels, the norm of queries and
-keys, and launches beyond and between graphs."""
+keys, launches beyond and between graphs, and graphs in pieces."""
 
 
 def rows() -> Iterator[str]:

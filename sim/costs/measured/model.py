@@ -114,7 +114,7 @@ class MeasuredCost(PartsCost):
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch; null for what the profile
         says, or else for the roofline's.
-    host_rule, schedule_request_s
+    host_rule, schedule_request_s, piece_latency_s
         As `RooflineCost` has them.
 
     Raises
@@ -154,6 +154,7 @@ class MeasuredCost(PartsCost):
         request_overhead_s: float | None = None,
         host_rule: HostRule = HostRule(),  # noqa: B008 - frozen
         schedule_request_s: float | None = None,
+        piece_latency_s: float | None = None,
     ) -> None:
         self.profile = read_profile(Path(profile))
         host = self.profile.fit.get("host") or {}
@@ -193,6 +194,7 @@ class MeasuredCost(PartsCost):
             swap_overlap=swap_overlap,
             host_rule=host_rule,
             schedule_request_s=schedule_request_s,
+            piece_latency_s=piece_latency_s,
             **overheads,
         )
         with whole_tables(model):
@@ -405,7 +407,8 @@ class MeasuredCost(PartsCost):
     def describe(self) -> dict[str, Any]:
         rest = self._rest.describe()
         empty = self._rest.step(EMPTY_SHAPE)
-        kept = {"schedule_request_s", "swap_efficiency", *_HOST_KEYS}
+        kept = {"schedule_request_s", "piece_latency_s", "swap_efficiency"}
+        kept |= {*_HOST_KEYS}
         told = {k: each for k, each in rest["parameters"].items() if k in kept}
         return rest | {
             "kind": "measured",

@@ -24,7 +24,7 @@ from sim.costs.measured.rest_tables import (
 )
 from sim.costs.parts import Memo
 from sim.costs.rates.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
-from sim.costs.roofline.graphs import padded
+from sim.costs.roofline.graphs import padded, pieces_s
 from sim.costs.roofline.launches import (
     LAUNCH_S,
     launches_of_pieces,
@@ -204,7 +204,9 @@ class MeasuredRest:
     def kernels(self, num_tokens: int) -> Part:
         """Return seconds of element-wise kernels, their starts included."""
         if self._kernels is not None:
-            return self._kernels.at(padded(self._rest.graph_sizes, num_tokens))
+            part = self._kernels.at(padded(self._rest.graph_sizes, num_tokens))
+            cut_s = self._correction * pieces_s(self._rest, num_tokens)
+            return part._replace(seconds=part.seconds + cut_s)
         kernels_s = self._correction * self._rest.token_parts(num_tokens)[2]
         return Part(kernels_s, False, KERNELS)
 

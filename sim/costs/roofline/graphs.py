@@ -6,11 +6,13 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from sim.costs.sources import pieces_told
 from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.costs.roofline.parameters import RooflineParameters
     from sim.scheduler.generation import GraphRule
 
 _SMALLEST: Final = (1, 2, 4)
@@ -96,3 +98,11 @@ def padded(sizes: Sequence[int], num_tokens: int) -> int:
     """Return the tokens that a step computes: the next size, or its own beyond all."""
     place = bisect_left(sizes, num_tokens)
     return sizes[place] if place < len(sizes) else num_tokens
+
+
+def pieces_s(cost: RooflineParameters, num_tokens: int) -> float:
+    """Return seconds more of the GPU where a graph of so many tokens is in pieces."""
+    if not cost.graph_rule.cuts(num_tokens):
+        return 0.0
+    layer_s = float(pieces_told(cost.piece_latency_s)["value"])
+    return cost.model.num_hidden_layers * layer_s

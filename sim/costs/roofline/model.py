@@ -25,7 +25,7 @@ from sim.costs.parts import (
 from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.rates.efficiencies import WeightProduct
 from sim.costs.roofline.cascade_rule import ReadsOnce
-from sim.costs.roofline.graphs import padded
+from sim.costs.roofline.graphs import padded, pieces_s
 from sim.costs.roofline.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.roofline.parameters import RooflineParameters
 from sim.costs.roofline.volumes import (
@@ -374,10 +374,11 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
         parts = 0.0, 0.0, 0.0
         if num_tokens:
             computed = padded(self.graph_sizes, num_tokens)
+            kernels_s = self._kernels_s + pieces_s(self, num_tokens)
             parts = (
                 self._dense.seconds(computed) + self._experts_s(num_tokens),
                 self._allreduce_s(computed),
-                self._kernels_s + self._elementwise_token_s * computed,
+                kernels_s + self._elementwise_token_s * computed,
             )
         return self._token_parts.keep(num_tokens, parts)
 

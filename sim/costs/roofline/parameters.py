@@ -155,6 +155,9 @@ class RooflineParameters:
         Host seconds a step, and a request of the batch.
     host_rule
         What the scheduler takes of the host, and whether that is hidden; injected.
+    piece_latency_s
+        Seconds more that the GPU spends on a layer whose graph is cut at its attention,
+        in releases that cut decodes, too (`GraphRule.cuts`).
     schedule_request_s
         Seconds a request, in its place. Added to steps that do not hide it.
     cascade_rule
@@ -187,6 +190,7 @@ class RooflineParameters:
     launch_s: float | None = field(default=None, metadata=_CHOICE)
     schedule_request_s: float | None = field(default=None, metadata=_CHOICE)
     cascade_layer_latency_s: float | None = field(default=None, metadata=_CHOICE)
+    piece_latency_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
@@ -277,8 +281,8 @@ class RooflineParameters:
         1.5e-3,
         "s/step",
         "between what serving runs ask for: 1 ms (vLLM 0.19.0, RTX PRO 6000), 2 ms "
-        "(vLLM 0.12.0, 4 x H100)",
-        (1e-3, 2e-3),
+        "(vLLM 0.12.0, 4 x H100); at least 0.46 ms (vLLM pull request 25444, an H100)",
+        (0.46e-3, 2e-3),
     )
     request_overhead_s: float = parameter(
         5e-6,
@@ -310,7 +314,12 @@ class RooflineParameters:
             )
         if self.link_bytes_per_s is not None:
             above_zero("link_bytes_per_s", self.link_bytes_per_s)
-        for key in ("launch_s", "schedule_request_s", "cascade_layer_latency_s"):
+        for key in (
+            "launch_s",
+            "schedule_request_s",
+            "cascade_layer_latency_s",
+            "piece_latency_s",
+        ):
             if (value := getattr(self, key)) is not None:
                 at_least_zero(key, value)
         if self.interconnect is not None:
@@ -453,6 +462,8 @@ class RooflineParameters:
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         if not self.host_rule.is_hidden:
             parameters["schedule_request_s"] = self.scheduling()
+        if not self.graph_rule.has_whole_decodes:
+            parameters["piece_latency_s"] = sources.pieces_told(self.piece_latency_s)
         if self.cascade_rule is not None:
             more = sources.cascade_told(self.cascade_layer_latency_s)
             parameters["cascade_layer_latency_s"] = more

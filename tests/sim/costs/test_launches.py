@@ -1,7 +1,7 @@
 """Kernels that are launched one by one."""
 
 from dataclasses import fields, replace
-from statistics import median
+from statistics import mean, median
 from typing import Final
 
 import pytest
@@ -15,6 +15,7 @@ from sim.costs.roofline.launches import (
     LaunchedRooflineCost,
     step_launches,
 )
+from sim.costs.sources import PIECE_LATENCY_S, pieces_told
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -101,6 +102,84 @@ def test_what_the_host_launches_follows_from_the_release(
 ):
     asked = step_launches(LLAMA_8B, 1, graphs, num_tokens, num_prefills)
     assert asked == launches
+
+
+def of_release(version, launch_s=0.0, **keys):
+    rule = rule_of(V1.graphs, version)
+    return RooflineCost(
+        model=LLAMA_8B, gpu=H100, graph_rule=rule, launch_s=launch_s, **keys
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "is_cut"),
+    [
+        ("0.10.2", decodes(1, 500), True),
+        ("0.8.5", decodes(256, 500), True),
+        ("0.10.2", chunk(512), True),
+        ("0.10.2", BatchShape(500, 500, 1, 12, 12, 78), True),
+        ("0.10.2", chunk(513), False),
+        ("0.10.2", decodes(0, 0), False),
+        ("0.11.0", decodes(1, 500), False),
+        # prompts of these are in pieces, too, which a recording has cost nothing
+        ("0.26.0", chunk(512), False),
+    ],
+)
+def test_a_layer_of_graphs_in_pieces_takes_the_gpu_longer(version, shape, is_cut):
+    found, without = of_release(version), of_release(version, piece_latency_s=0.0)
+    more_s = found.step(shape).total_s - without.step(shape).total_s
+    assert more_s == pytest.approx(32 * PIECE_LATENCY_S if is_cut else 0.0)
+    twice = of_release(version, piece_latency_s=2 * PIECE_LATENCY_S)
+    assert twice.step(shape).total_s - found.step(shape).total_s == pytest.approx(
+        more_s
+    )
+
+
+def test_steps_that_wait_for_their_pieces_are_no_longer():
+    """What the GPU takes is hidden where launching takes longer."""
+    slow = [
+        LaunchedRooflineCost.of(of_release("0.10", 200e-6, piece_latency_s=cut_s))
+        for cut_s in (0.0, PIECE_LATENCY_S)
+    ]
+    shape = decodes(1, 500)
+    assert slow[0].step(shape).total_s == pytest.approx(slow[1].step(shape).total_s)
+
+
+def test_pieces_are_told_where_a_release_has_them_and_checked():
+    told = of_release("0.10").describe()["parameters"]["piece_latency_s"]
+    assert told["interval"][0] <= told["value"] <= told["interval"][1]
+    assert "20059" in told["source"]
+    assert "piece_latency_s" not in of_release("0.11").describe()["parameters"]
+    given = of_release("0.10", piece_latency_s=1e-5).describe()["parameters"]
+    assert given["piece_latency_s"] == {
+        "value": 1e-5,
+        "unit": "s/layer",
+        "source": "given",
+    }
+    with pytest.raises(ConfigError, match="piece_latency_s must be a finite number"):
+        of_release("0.10", piece_latency_s=-1e-6)
+
+
+PIECES: Final = {
+    # layers, and ms of a token in pieces and whole
+    "16072": (32, [(7.63, 7.10)]),  # Llama-3.1-8B, an H100
+    "20050": (28, [(11.09, 10.34)]),  # Qwen2.5-7B in four bits, an A100
+    # Qwen2.5-1.5B, an A100, 1 to 20 requests/s
+    "20059": (28, [(5.42, 5.02), (5.69, 5.09), (6.12, 5.39), (6.69, 6.14)]),
+    # Voxtral 4B with the layers of its encoder, an H200, 1 and 4 requests at once
+    "51167": (58, [(1e3 / 170.4, 1e3 / 201.1), (4e3 / 529.3, 4e3 / 655.0)]),
+}
+"""The same decodes by vLLM's pull requests; of 16072 7 % are told."""
+
+
+def test_a_layer_of_graphs_in_pieces_takes_what_published_pairs_say():
+    each = {
+        name: [1e-3 * (cut - whole) / layers for cut, whole in pairs]
+        for name, (layers, pairs) in PIECES.items()
+    }
+    assert median(map(mean, each.values())) == pytest.approx(PIECE_LATENCY_S, rel=0.05)
+    low, high = pieces_told(None)["interval"]
+    assert all(low <= one_s <= high for found in each.values() for one_s in found)
 
 
 PUBLISHED: Final = (

@@ -4,6 +4,8 @@ import pytest
 
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.pricing import batch_total_of
+from sim.costs.roofline.graphs import rule_of
+from sim.costs.sources import PIECE_LATENCY_S
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
 from sim.scheduler.generation import GraphRule, SwapRule
@@ -207,13 +209,31 @@ def test_launches_bound_steps_that_are_no_graphs(tmp_path):
     assert measured(file).step(EMPTY).total_s == 1.5e-3
 
 
+@pytest.mark.parametrize("parts", [PARTS, {}])
+def test_graphs_in_pieces_take_longer_than_the_tables_of_kernels_say(tmp_path, parts):
+    """With element-wise kernels of a table, and without."""
+    file = write(tmp_path / "p.json", entry(LLAMA_8B, **parts))
+    cut, whole = (rule_of(OURS["v1"].graphs, each) for each in ("0.10", "0.11"))
+    more_s = [
+        measured(file, graph_rule=rule, launch_s=0.0).step(shape).total_s
+        - measured(file, graph_rule=whole, launch_s=0.0).step(shape).total_s
+        for rule in (cut, whole)
+        for shape in (decodes(8, 512), chunk(512), chunk(513))
+    ]
+    pieces_s = 32 * PIECE_LATENCY_S
+    assert more_s == pytest.approx([pieces_s, pieces_s, 0.0, 0.0, 0.0, 0.0])
+    told = measured(file, graph_rule=cut, piece_latency_s=1e-5).describe()
+    assert told["parameters"]["piece_latency_s"]["value"] == 1e-5
+
+
 @pytest.mark.parametrize("eager_s", [0.0, 5e-6, 3e-5])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_all_ways_to_price_agree(tmp_path, eager_s, overlap):
     fit = FIT | {"launch": {"eager_s": eager_s}}
     fit["step_correction"] = {"factor": 1.07, "num_steps": 12}
     file = write(tmp_path / "p.json", entry(LLAMA_8B, **PARTS), **fit)
-    for rule in (GraphRule(64), OURS["v1"].graphs):
+    v1 = OURS["v1"].graphs
+    for rule in (GraphRule(64), v1, rule_of(v1, "0.10")):
         cost = measured(file, swap_overlap=overlap, graph_rule=rule)
         assert_columns_are_steps(cost, GRID)
         assert_decodes_are_steps(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
