@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import inf, nan
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache.errors import TierError, require
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cache.tiers.secondary import SecondaryTier
 
 MAX_RETRY_S = 60.0
-"""Seconds for which look-ups may all be told to ask again."""
+"""Seconds for which a request may be told to ask for a chunk again."""
 
 
 class InFlight(NamedTuple):
@@ -101,7 +101,8 @@ class TierHierarchy:
         self._promoting: dict[tuple[str, RequestAccess], dict[int, Hold]] = {}
         self._sources: dict[RequestAccess, dict[int, str]] = {}
         self._unanswered = ""  # the tier that said RETRY last, in this call
-        self._unanswered_s = nan  # since when no look-up was answered
+        # Since when a request has been told RETRY of a chunk and nothing else.
+        self._unanswered_s: dict[RequestAccess, dict[int, float]] = {}
 
     @property
     def has_pending_work(self) -> bool:
@@ -200,7 +201,7 @@ class TierHierarchy:
                 asks_again, self._unanswered = True, name
                 continue
             if found is LookupResult.HIT:
-                self._unanswered_s = nan
+                self._unanswered_s.get(access, {}).pop(key, None)
                 return self._promote(name, key, keys, access, position)
             if found is not LookupResult.MISS:
                 raise TierError(
@@ -208,9 +209,20 @@ class TierHierarchy:
                     f"LookupResult, got {found!r}"
                 )
         if asks_again:
+            self._wait(key, access)
             return LookupResult.RETRY
-        self._unanswered_s = nan
+        self._unanswered_s.get(access, {}).pop(key, None)
         return LookupResult.MISS
+
+    def _wait(self, key: int, access: RequestAccess) -> None:
+        """Hold a tier to an answer in the end, however many requests give up asking."""
+        asked_s = self._unanswered_s.setdefault(access, {})
+        if self.now_s - asked_s.setdefault(key, self.now_s) > MAX_RETRY_S:
+            raise TierError(
+                f"{type(self.tiers[self._unanswered]).__name__}: lookup has said RETRY "
+                f"of a chunk and nothing else for {MAX_RETRY_S:g} s; it must say HIT "
+                f"or MISS in the end"
+            )
 
     def _promote(
         self, name: str, key: int, keys: Keys, access: RequestAccess, position: int
@@ -241,23 +253,11 @@ class TierHierarchy:
         self._promoting = {}
         for tier in self.tiers.values():
             tier.end_call(self.now_s)
-        if self._unanswered:
-            self._be_asked_again(self.tiers[self._unanswered])
-            self._unanswered = ""
-
-    def _be_asked_again(self, tier: SecondaryTier) -> None:
-        """Hold a tier to what RETRY promises: that asking again is worth something."""
-        if not tier.has_news:
+        asked, self._unanswered = self.tiers.get(self._unanswered), ""
+        if asked is not None and not asked.has_news:
             raise TierError(
-                f"{type(tier).__name__}: lookup said RETRY, and has_news is False: no "
+                f"{type(asked).__name__}: lookup said RETRY, and has_news is False: no "
                 f"engine that rests would ask again; let it be True until all is known"
-            )
-        if self._unanswered_s != self._unanswered_s:
-            self._unanswered_s = self.now_s
-        elif self.now_s - self._unanswered_s > MAX_RETRY_S:
-            raise TierError(
-                f"{type(tier).__name__}: lookup has said RETRY and nothing else for "
-                f"{MAX_RETRY_S:g} s; it must say HIT or MISS in the end"
             )
 
     def _submit(
@@ -294,6 +294,7 @@ class TierHierarchy:
     def finish(self, access: RequestAccess) -> None:
         """Note a request that has ended, and whose stores have reached the host."""
         self._sources.pop(access, None)
+        self._unanswered_s.pop(access, None)
         for tier in self.tiers.values():
             tier.finish(access)
 

@@ -139,18 +139,32 @@ class Undecided(PoolTier):
 def test_a_tier_answers_within_a_minute() -> None:
     tier = Undecided(10, capacity_bytes=80, **RATES)
     tiers, keys = TierHierarchy(CPUTier(2), {"pool": tier}), Keys.of([1])
+    access = RequestAccess()
 
     def ask(now_s: float, answer: LookupResult) -> None:
         tier.answer = answer
         tiers.follow(now_s)
-        tiers.longest_prefix(keys, RequestAccess())
+        tiers.longest_prefix(keys, access)
         tiers.end_call()
 
     for now_s, answer in ((0.0, RETRY), (60.0, RETRY), (61.0, MISS), (120.0, RETRY)):
         ask(now_s, answer)
     ask(180.0, RETRY)
-    with pytest.raises(TierError, match="said RETRY and nothing else for 60 s"):
+    with pytest.raises(TierError, match="RETRY of a chunk and nothing else for 60 s"):
         ask(180.1, RETRY)
+
+
+def test_questions_given_up_are_not_held_against_a_tier() -> None:
+    disk = FileSystemTier(10, capacity_bytes=80, **RATES)
+    tiers = TierHierarchy(CPUTier(2), {"disk": disk})
+    for number in range(3):
+        tiers.follow(100.0 * number)
+        access = RequestAccess(number)
+        assert tiers.longest_prefix(Keys.of([number]), access) == (1, False)
+        tiers.end_call()
+        if number:  # the first stays, and does not ask again
+            tiers.finish(access)
+    assert len(tiers._unanswered_s) == 1
 
 
 def test_a_chunk_comes_back_through_the_host() -> None:
