@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sim.costs.sources import pieces_told
+from sim.hardware.graph_sizes import strided_sizes
 from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
     from sim.costs.roofline.parameters import RooflineParameters
     from sim.scheduler.generation import GraphRule
 
-_SMALLEST: Final = (1, 2, 4)
 _STRIDE: Final = 8
-_WIDE_STRIDE: Final = 16
-_WIDE_FROM: Final = 256
-"""From here on sizes lie further apart, since 0.11.2."""
 _MAX_NUM_SEQS: Final = 256
 """Of every release where nothing else is said; V1 has more on large GPUs, which
 changes no size."""
@@ -71,27 +68,19 @@ def release_sizes(
     seqs = max_num_seqs or _MAX_NUM_SEQS
     if rule.only_decodes:
         most = min(-(-seqs // _STRIDE) * _STRIDE, rule.max_tokens)
-        return _strided(most, most)
+        return strided_sizes(most, is_narrow=True)
     budget = max_num_batched_tokens or rule.max_tokens
     minor = dialect_of(engine_version).minor
     most = min(rule.max_tokens, budget)
     if minor >= _FOLLOWS_SEQS_MINOR:
         most = min(most, 2 * seqs)
     is_narrow = minor < 11 or engine_version in _NARROW
-    sizes = set(_strided(most, most if is_narrow else _WIDE_FROM - 1))
+    sizes = set(strided_sizes(most, is_narrow=is_narrow))
     if minor >= _BUDGET_MINOR and budget <= most:
         sizes.add(budget)
     if minor >= _SEQS_MINOR and seqs <= most:
         sizes.add(seqs)
     return tuple(sorted(sizes))
-
-
-def _strided(most: int, last_narrow: int) -> tuple[int, ...]:
-    sizes = [size for size in _SMALLEST if size <= most]
-    sizes += range(_STRIDE, min(most, last_narrow) + 1, _STRIDE)
-    if last_narrow < most:
-        sizes += range(_WIDE_FROM, most + 1, _WIDE_STRIDE)
-    return tuple(sizes)
 
 
 def padded(sizes: Sequence[int], num_tokens: int) -> int:

@@ -47,6 +47,7 @@ def activation_peak_bytes(
     forward = experts.working_bytes + _mlp_outputs(arguments, scheme) + inputs
     compiled = benchmarked_bytes(arguments)
     forward = max(forward, compiled + hidden if compiled else 0)
+    throughout += kept_copy_bytes(arguments)
     if not arguments.is_last_stage:  # it samples nothing
         return round(forward + throughout), "max_num_batched_tokens"
     by_tokens = forward > sampler or of_tokens > of_sequences
@@ -126,6 +127,13 @@ def benchmarked_bytes(arguments: EngineArguments) -> int:
         return 0
     embedding = next(weight_tensors(model, arguments.tensor_parallel_size))
     return tensor_bytes(embedding, arguments.itemsize_bytes, None)
+
+
+def kept_copy_bytes(arguments: EngineArguments) -> int:
+    """Return what the allocator keeps of `benchmarked_bytes`, by the release."""
+    if arguments.engine_minor != constants.KEPT_COPIES_MINOR:
+        return 0
+    return benchmarked_bytes(arguments)
 
 
 def _sorted_rows(rows: int) -> int:

@@ -109,10 +109,13 @@ FIRST_BENCHMARKED_KERNELS_MINOR = 19
 on copies of their inputs, the embedding among them. Source: ``vllm/config``
 (`benchmark_combo_kernel`) of 0.20 to 0.33, and logs of 0.19 and 0.27; earlier releases
 were not looked at."""
-FIRST_KEPT_COPIES_MINOR = 27
-LAST_KEPT_COPIES_MINOR = 30
-"""Between these what the allocator keeps of such a copy may count once more. Source:
-vLLM, pull request of 0.31 (`_scoped_allocator_max_split`); of six logs two show it."""
+KEPT_COPIES_MINOR = 28
+MAY_KEEP_COPIES_MINORS = (27, 29, 30)
+"""Here what the allocator keeps of such a copy counts once more: a small tensor that
+stays is cut from it. Source: vLLM, pull request of 0.31
+(`_scoped_allocator_max_split`). All of five starts of 0.28 to 0.30 that compiled show
+it, and of five of 0.27 one; of 0.29 and 0.30 the line of graphs has as much too much,
+so that both wait for one change."""
 GEMM_WORKSPACE_BYTES = 32 << 20
 EARLY_GEMM_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace from Hopper on, and before. Source: PyTorch,
@@ -155,11 +158,26 @@ CUDA_GRAPH_GIB = ((20, 0.25, 0.008), (29, 0.40, 0.016))
 """Estimates of graphs by release: what all models have, and a layer. The interval adds
 the whole estimate.
 
-Of 0.20 are estimates that engines printed, or by which it has less than 0.19: from 0.24
-GiB less to 0.24 more than this line are Ministral (40 layers), Gemma 4, Nemotron 3 (52,
-88), Llama (80) and Qwen3-VL (48, 94), DeepSeek (61) is 0.8 more. From 0.29 on the line
-is that of graphs captured on 0.18 and 0.19: one GPU held 0.25 GiB less to 0.18 more, TP
-2 and 4 0.24 less to 0.02 more, multi-head latent attention 0.43 to 0.74 more."""
+Of 0.20 are estimates that engines printed, or by which it has less than 0.19, where
+`MANY_GRAPHS` and more are captured: from 0.24 GiB less to 0.24 more than this line are
+Ministral (40 layers), Gemma 4, Nemotron 3 (52, 88), Llama (80), Qwen3-VL (48, 94),
+Qwen2.5 (28) and Qwen3-30B (48); DeepSeek (61) is 0.8 more. From 0.29 on the line is
+that of graphs captured on 0.18 and 0.19: one GPU held 0.25 GiB less to 0.18 more, TP 2
+and 4 0.24 less to 0.02 more, multi-head latent attention 0.43 to 0.74 more. Starts of
+0.29 to 0.31 say half of it: ``calibrate/estimators/README.md`` has the evidence, and
+what would move."""
+MANY_GRAPHS = 86
+"""Of fewer graphs the line of 0.20 is a share: a release captures the two largest of
+each kind, and takes the rest for as large as the second. Qwen3.5-4B was seen to be
+given 0.64 GiB for 86 and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28,
+``v1/worker/gpu_model_runner.py`` (`profile_cudagraph_memory`)."""
+FLASHINFER_WORKSPACE_BYTES = 394 << 20
+"""What FlashInfer's attention works in, allocated when graphs are first captured.
+Source: ``vllm/envs.py``, ``v1/attention/backends/flashinfer.py``."""
+FIRST_WIDE_WORKSPACE_MINOR = 26
+WIDE_WORKSPACE_ELEMENT_BYTES = 16
+"""From here it is as large as prompts may ask for: so much an element of the queries of
+a batch. Source: vLLM 0.24 and 0.26 (`_get_workspace_buffer`)."""
 
 WIDE_MEMORY_GIB = 70
 VERY_WIDE_MEMORY_GIB = 160

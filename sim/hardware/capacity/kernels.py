@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from sim.errors import CapacityError
+from sim.hardware.capacity import constants
 from sim.hardware.models.layers import GatedDeltaNetShape
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _BLACKWELL_DATA_CENTRE: Final = frozenset({"b200", "b300", "gb200"})
 _AMD: Final = "mi3"
 _SPARSE_BLOCK_SIZE: Final = 64
 _LATENT_BLOCK_SIZES: Final = (32, 64)
+_FLASHINFER_HEAD_SIZES: Final = frozenset({64, 128, 256})
+_READS_IMAGES_BOTH_WAYS: Final = frozenset({"gemma3", "gemma4"})
 
 
 def is_hopper(gpu: GpuSpec) -> bool:
@@ -56,6 +59,44 @@ def is_hopper_or_later(gpu: GpuSpec) -> bool:
 def is_linked_hopper_or_later(gpu: GpuSpec) -> bool:
     """Whether a GPU is one of those that NVLink connects, not a card."""
     return gpu.family in _HOPPER | _BLACKWELL_DATA_CENTRE
+
+
+def attends_by_flashinfer(arguments: EngineArguments) -> bool:
+    """Whether FlashInfer's attention is the release's choice.
+
+    It is on Blackwell's data centre GPUs, and for caches of eight bits where
+    FlashAttention takes none: before Hopper, and on cards after it.
+
+    Notes
+    -----
+    Source: vLLM 0.20 to 0.33, ``platforms/cuda.py`` (`_get_backend_priorities`),
+    ``v1/attention/backends/fa_utils.py`` (`flash_attn_supports_fp8`).
+    """
+    model, gpu = arguments.model, arguments.gpu
+    sizes = {model.head_dim}
+    if model.sliding_heads is not None:
+        sizes.add(model.sliding_heads.head_dim)
+    takes_heads = sizes <= _FLASHINFER_HEAD_SIZES
+    is_latent = model.kv_lora_rank is not None
+    if is_latent or not takes_heads or model.model_type in _READS_IMAGES_BOTH_WAYS:
+        return False
+    if is_data_centre_blackwell(gpu):
+        return True
+    is_eight_bits = arguments.kv_cache_dtype.startswith("fp8")
+    return is_eight_bits and gpu.num_sms is not None and not is_hopper(gpu)
+
+
+def flashinfer_workspace_bytes(arguments: EngineArguments) -> int:
+    """Return what FlashInfer's attention works in; 0 where it is not the choice."""
+    if not attends_by_flashinfer(arguments):
+        return 0
+    model, least = arguments.model, constants.FLASHINFER_WORKSPACE_BYTES
+    is_fixed = arguments.engine_minor < constants.FIRST_WIDE_WORKSPACE_MINOR
+    if is_fixed or is_data_centre_blackwell(arguments.gpu):
+        return least
+    heads = model.num_attention_heads // arguments.tensor_parallel_size
+    elements = arguments.max_num_batched_tokens * heads * model.head_dim
+    return max(least, elements * constants.WIDE_WORKSPACE_ELEMENT_BYTES)
 
 
 class Checkpoints(TypedDict):

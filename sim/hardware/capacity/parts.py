@@ -15,8 +15,13 @@ from sim.hardware.capacity.activations import (
 )
 from sim.hardware.capacity.encoders import deep_buffer_bytes
 from sim.hardware.capacity.experts import padding_bytes
-from sim.hardware.capacity.kernels import is_amd, is_linked_hopper_or_later
+from sim.hardware.capacity.kernels import (
+    flashinfer_workspace_bytes,
+    is_amd,
+    is_linked_hopper_or_later,
+)
 from sim.hardware.gpus import GIB
+from sim.hardware.graph_sizes import MOST_TOKENS, strided_sizes
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
 from sim.hardware.models.weights import (
     WITHIN_TENSOR_RANKS,
@@ -71,19 +76,16 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
             f" {weights / GIB:.2f} GiB a rank, {arguments.gpu.name} {total / GIB:.2f};"
             " use a larger tensor_parallel_size, quantization or a larger GPU"
         )
-    graphs = 0.0
+    graphs = 0
     if era.subtracts_cuda_graphs and not _sets_no_graphs_aside(arguments):
-        drafter = arguments.drafter
-        num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
-        num_layers += arguments.model.num_hidden_layers
-        graphs = cuda_graph_gib(num_layers, arguments.engine_minor)
+        graphs = cuda_graph_bytes(arguments)
     activation_peak, argument = activation_peak_bytes(arguments, scheme)
     return MemoryParts(
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
         weights_bytes=weights,
         activation_peak_bytes=activation_peak,
         non_torch_bytes=round(_non_torch_gib(arguments) * GIB),
-        cuda_graph_bytes=round(graphs * GIB),
+        cuda_graph_bytes=graphs,
         activation_argument=argument,
         expert_bytes=_expert_bytes(arguments, scheme),
         draft_bytes=drafter_bytes,
@@ -114,11 +116,26 @@ def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | N
     return quantization_scheme(arguments.quantization)
 
 
-def cuda_graph_gib(num_layers: int, minor: int) -> float:
-    """Return what release 0.`minor` estimates that graphs of so many layers take."""
+def cuda_graph_bytes(arguments: EngineArguments) -> int:
+    """Return what a release estimates that graphs, and capturing them, take."""
+    minor, drafter = arguments.engine_minor, arguments.drafter
     lines = [line for line in constants.CUDA_GRAPH_GIB if line[0] <= minor]
     _, base, per_layer = lines[-1]
-    return base + per_layer * num_layers
+    num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
+    num_layers += arguments.model.num_hidden_layers
+    num_bytes = (base + per_layer * num_layers) * GIB
+    if minor >= constants.FIRST_SECOND_RUNNER_GRAPHS_MINOR:
+        return round(num_bytes)
+    share = min(1.0, num_graphs(arguments) / constants.MANY_GRAPHS)
+    return round(num_bytes * share) + flashinfer_workspace_bytes(arguments)
+
+
+def num_graphs(arguments: EngineArguments) -> int:
+    """Return how many graphs are captured: of decodes alone, and in pieces."""
+    decodes = arguments.max_num_seqs * (1 + arguments.num_speculative_tokens)
+    most = min(2 * decodes, MOST_TOKENS, arguments.max_num_batched_tokens)
+    sizes = strided_sizes(most)
+    return len(sizes) + sum(size <= decodes for size in sizes)
 
 
 def _non_torch_gib(arguments: EngineArguments) -> float:
@@ -315,12 +332,11 @@ def _compiling_terms(
             "the first start of this model, which compiles it; with compiled code"
             f" cached (warm_compile_cache: true) it has {more:.2f} GiB more",
         )
-    first, last = constants.FIRST_KEPT_COPIES_MINOR, constants.LAST_KEPT_COPIES_MINOR
-    if first <= arguments.engine_minor <= last:
+    if arguments.engine_minor in constants.MAY_KEEP_COPIES_MINORS:
         yield (
             copy,
-            f"0.{first} to 0.{last} may count {copy:.2f} GiB that the allocator keeps"
-            " from compiling",
+            f"0.{arguments.engine_minor} may count {copy:.2f} GiB that the allocator"
+            " keeps from compiling",
         )
 
 

@@ -184,7 +184,7 @@ SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
                 "max_num_seqs": 32,
             },
             27.85,
-            0.005,
+            0.025,  # 18 graphs: with those of 256 sequences it would be 0.4 % short
         ),
         (
             ("0.31.0", 79.25, 0.92),
@@ -229,17 +229,32 @@ def test_that_the_first_start_compiles_is_told() -> None:
     assert told == [2, 1, 0, 1]  # eager: that graphs were measured with compiled ones
 
 
-def test_fewer_than_128_rows_are_sorted_as_one() -> None:
-    """Three copies more each: 127 hold more than 128."""
-    batch = {"max_num_batched_tokens": 256}
-    rows = [held_gib("0.16", max_num_seqs=rows, **batch) for rows in (127, 128)]
-    assert rows[0] > rows[1] + 0.1
+def a_card(
+    model: str, total_gib: float, utilization: float, version: str, **more: Any
+) -> float:
+    """Return the GiB of a pool on a card of so much memory, and few tokens a batch."""
+    found = estimate_capacity(
+        model,
+        replace(load_gpu("rtx_3090"), memory_bytes=round(total_gib * GIB)),
+        gpu_memory_utilization=utilization,
+        engine_version=version,
+        max_num_batched_tokens=2_048,
+        **more,
+    )
+    return found.available_kv_bytes / GIB
 
 
-def test_that_a_release_may_sort_is_told() -> None:
-    said = "use_flashinfer_sampler: false) sorting takes up to 0.87 GiB more"
-    assert any(said in reason for reason in a100(0.5, 1).extrapolated)
-    for chosen in (True, False):
-        told = a100(0.5, 1, use_flashinfer_sampler=chosen).extrapolated
-        assert not any("sorting" in reason for reason in told)
-    assert not any("sorting" in r for r in a100(0.5, 1, "0.12").extrapolated)
+# Qwen2.5-3B in AWQ (1.95 GiB) on a card of 6 GB: 2.41 GiB of 0.79 of it with the code
+# cached, 1.5 GiB of 0.80 without. Sequences are not told; graphs took 0.07 GiB. The log
+# is of 0.29 with the first model runner; the second of 0.28 takes graphs for nothing.
+@pytest.mark.parametrize("num_seqs", [16, 24, 32])
+def test_an_allocator_keeps_a_copy(num_seqs: int) -> None:
+    given: dict[str, Any] = {"weights_gib": 1.95, "max_num_seqs": num_seqs}
+    given |= {"max_model_len": 2_048}
+    model, embedding = "Qwen/Qwen2.5-3B-Instruct", 151_936 * 2_048 * 2 / GIB
+    warm = a_card(model, 6, 0.79, "0.28", warm_compile_cache=True, **given)
+    cold = a_card(model, 6, 0.80, "0.28", **given)
+    assert cold == pytest.approx(1.5 + 0.07, abs=0.09)
+    assert warm == pytest.approx(2.41 + 0.07, abs=0.05)
+    kept = a_card(model, 6, 0.80, "0.26", **given) - cold
+    assert kept > 0.9 * embedding
