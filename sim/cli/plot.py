@@ -99,8 +99,7 @@ def _draw(
 ) -> tuple[dict[Path, bytes], list[str]]:
     """Return the files, and a line for each figure that was left out."""
     from sim.errors import UserError
-    from sim.views.plots.compared.sweep_runs import NotShownError
-    from sim.views.plots.output import figure_bytes
+    from sim.views.plots.output import NotShownError, figure_bytes
 
     files: dict[Path, bytes] = {}
     notes: list[str] = []

@@ -36,7 +36,7 @@ _NUM_REQUESTS = (900, 3000)
 """Fewest and most requests of a run; between them, so many seconds of the traffic."""
 _SECONDS = 90.0
 _WINDOWS = 10
-"""A trace shorter than ten minutes is resampled in so many parts of it."""
+"""Parts of a trace that a run has at least; one shorter than ten minutes is cut so."""
 _ROOMY = 64
 """Times the memory of a GPU, so that a model's need there can be counted."""
 MOST_RANKS = 64
@@ -207,7 +207,7 @@ def _trace(question: SizeQuestion, path: str) -> dict[str, Any]:
         "trace": table,
         "resample": {
             "window_s": window_s,
-            "num_windows": ceil(wanted / (recorded * window_s)),
+            "num_windows": max(_WINDOWS, ceil(wanted / (recorded * window_s))),
         },
     }
 

@@ -31,6 +31,10 @@ _METADATA: Final[Mapping[str, dict[str, None]]] = {
 """Fields that would differ from day to day, or from release to release."""
 
 
+class NotShownError(UserError):
+    """Refuses a figure that these results cannot fill, with the remedy."""
+
+
 @house_style
 def figure_bytes(figure: Figure, format_: Format) -> bytes:
     """Return a figure in a format, the same bytes for the same figure at any time."""
@@ -69,13 +73,17 @@ def read_style(path: Path) -> dict[str, Any]:
 def write_pngs(
     figures: Mapping[str, Callable[[Found], Figure]], found: Found, directory: Path
 ) -> list[Path]:
-    """Draw each figure of `found` into a folder, made if it is not there."""
+    """Draw each figure that `found` can fill into a folder, made if it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     with _collecting_by_figure() as collect:
         for name, draw in figures.items():
+            try:
+                figure = draw(found)
+            except NotShownError:
+                continue
             paths.append(directory / f"{name}.png")
-            paths[-1].write_bytes(to_png(draw(found)))
+            paths[-1].write_bytes(to_png(figure))
             collect()
     return paths
 

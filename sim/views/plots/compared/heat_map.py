@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from sim.config.plug import did_you_mean
 from sim.results.summary.compared import short_names, short_value
-from sim.views.plots.compared.sweep_runs import NotShownError
+from sim.views.plots.output import NotShownError
 from sim.views.plots.style import house_style, margins, short_number, titled_figure
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from sim.results.schema import OF_REQUESTS
 from sim.results.summary.compared import short_names
 from sim.views.plots import style
 from sim.views.plots.compared.runs import LINES, looks_of
-from sim.views.plots.compared.sweep_runs import PREEMPTION_RATE, NotShownError
+from sim.views.plots.compared.sweep_runs import PREEMPTION_RATE
+from sim.views.plots.output import NotShownError
 from sim.views.plots.style import margins, titled_figure
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from sim.config.plug import did_you_mean
-from sim.errors import ResultsError, UserError
+from sim.errors import ResultsError
 from sim.results.summary.objectives import parse_objectives
 from sim.results.summary.verdict import limits_ms_of
 from sim.studies.sweeps.directory import RUNS, SPEC
 from sim.studies.sweeps.spec import SweepSpec
 from sim.views.plots.compared.runs import in_common
+from sim.views.plots.output import NotShownError
 from workloads.plain import parse_yaml, read_mapping
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ SIZES: Final = (
 )
 """Keys that say how large the cache is."""
 PREEMPTION_RATE: Final = "preemptions_per_100_requests"
-
-
-class NotShownError(UserError):
-    """Refuses a figure that these runs cannot fill, with the remedy."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sim.results.schema import LATENCIES
 from sim.studies.planning.answer.file import labels
 from sim.studies.planning.phases.outcome import is_noise, noise_word, shown_confidence
 from sim.views.plots import style
+from sim.views.plots.output import NotShownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -384,28 +385,26 @@ def _name_point(axes: Axes, point: Plan) -> None:
 @style.house_style
 def tornado(plan: Plan) -> Figure:
     """Draw the effect of each change on the highest rate of the cheapest candidates."""
+    if not plan["sensitivity"]:
+        raise NotShownError(
+            "the plan has no sensitivities; run it with a sensitivity that is not null"
+        )
     names = list(plan["sensitivity"])[:_MAX_MODELS]
     heads = {name: fill(labels(plan)[name], _BARS_CHARACTERS) for name in names}
     best = [_largest_effect(plan["sensitivity"][name]["effects"]) for name in names]
     figure = style.titled_figure(
         "What moves the highest rate: " + "; ".join(filter(None, best))
         if any(best)
-        else "Nothing that was changed moves the highest rate"
-        if names
-        else "No sensitivities were asked for",
+        else "Nothing that was changed moves the highest rate",
         "change of the highest rate; orange: a resource a tenth larger; "
-        "blue, red: a setting changed; grey: within noise"
-        if names
-        else "sensitivity: null in the plan leaves them out",
+        "blue, red: a setting changed; grey: within noise",
     )
     panels = figure.subplots(
-        ncols=max(1, len(names)),
+        ncols=len(names),
         squeeze=False,
         gridspec_kw=style.margins(0.21, 0.98, 0.085, _top(heads), wspace=0.72),
     )[0]
-    if not names:
-        panels[0].set_axis_off()
-    for axes, name in zip(panels, names, strict=False):
+    for axes, name in zip(panels, names, strict=True):
         _draw_bars(axes, plan["sensitivity"][name]["effects"])
         axes.set_title(heads[name], fontsize=9, loc="left")
     return figure

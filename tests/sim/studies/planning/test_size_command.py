@@ -207,6 +207,29 @@ def test_of_equal_cost_the_surer_is_bought() -> None:
     )
 
 
+def test_an_engine_that_holds_the_traffic_in_some_seeds_only_is_said_so() -> None:
+    """Its highest rate, a median, lies above the traffic all the same."""
+    rate = {"value": 6.5, "low": 5.0, "high": 7.0, "at_bound": None, "confidence": 0.75}
+    rate |= {"cost_bounds": "cost_band", "cost_low": 5.0}
+    values = {"values": {"p95_ttft_ms": {"value": 400.0}}, "num_seeds": 3}
+    candidate = {"model": "m", "gpu": "l4", "tensor_parallel_size": 1, "reason": None}
+    candidate |= {"serve_command": "", "not_in_the_command": [], "extrapolated": []}
+    candidate |= {"binding": None, "cost_per_hour": 2.0, "replicas": 2, "num_gpus": 2}
+    candidate |= {"rate": rate}
+    candidate["fleets"] = [values | {"replicas": 2, "seeds_that_hold": 3}]
+    plan = {
+        "traffic": {"rate": 6.0},
+        "objectives": [{"name": "p95_ttft_ms", "limit": 1000.0}],
+        "prices": {"currency": "USD", "per_gpu_hour": {"l4": 1.0}},
+        "cost_band": 0.0,
+        "candidates": [candidate],
+    }
+    assert verdict_of(plan).one_engine == (
+        "One such engine does not hold it in every simulation: the most that it holds "
+        "is 6.5 requests/s (5 to 7 from seed to seed; 6 asked)."
+    )
+
+
 def test_nothing_that_serves_is_said_so() -> None:
     plan = {
         "traffic": {"rate": 5.0},
@@ -317,6 +340,21 @@ def test_a_trace_is_resampled_at_the_rate_that_is_asked(tmp_path: Path) -> None:
     assert asked["trace"]["rate_scale"] == pytest.approx(2.0, rel=0.01)
     assert asked["resample"]["window_s"] == pytest.approx(30, rel=0.01)
     assert asked["resample"]["num_windows"] == 30
+
+
+def test_a_long_trace_is_seen_in_ten_windows_at_least(tmp_path: Path) -> None:
+    """Three minutes of some busy ones are another traffic with each seed."""
+    path = tmp_path / "trace.csv"
+    rows = [
+        f"2023-11-16 18:{m:02}:{s:02}.{t},100,20"
+        for m in range(30)
+        for s in range(60)
+        for t in range(0, 10, 2)
+    ]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    lengths = {"input_tokens": None, "output_tokens": None, "rate": None}
+    asked = plan_of(question(trace=str(path), **lengths)).data["workload"]
+    assert asked["resample"] == {"window_s": 60.0, "num_windows": 10}
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from sim.views.plots.compared.overlays import OVERLAYS
 from sim.views.plots.compared.runs import Run, in_common, labels_of, looks_of
 from sim.views.plots.compared.sweep_runs import (
     PREEMPTION_RATE,
-    NotShownError,
     SweepRuns,
     read_sweep,
     runs_of_plan,
 )
+from sim.views.plots.output import NotShownError
 from sim.views.plots.run.tables import Tables
 from sim.views.plots.style import to_png
 from tests.sim.views.plots.directories import (
