@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
+from types import NoneType
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from workloads._checks import (
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_WHOLE = {int, NoneType}
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _DRAWN_ROWS = 1 << 20
 """Requests whose lengths are drawn at a time: a distribution may read a trace."""
@@ -392,9 +395,25 @@ def _request_problem(
         problem += f"{request.num_prompt_tokens} and {request.num_output_tokens}"
     elif not (request.previous_id is None or 0 <= request.previous_id < position):
         problem = f"a previous_id before the request; got {request.previous_id!r}"
+    elif not (kinds := _kinds_of_numbers(request)) <= _WHOLE:
+        names = ", ".join(sorted(each.__name__ for each in kinds - _WHOLE))
+        problem = f"segments, tokens and ids of Python's int; got {names}"
     else:
         return None
     return problem
+
+
+def _kinds_of_numbers(request: RequestSpec) -> set[type]:
+    """Return the types of all that counts or names something, whole and hashable."""
+    return {
+        *map(type, chain.from_iterable(request.prompt)),
+        type(request.num_output_tokens),
+        type(request.output_segment),
+        type(request.max_tokens),
+        type(request.priority),
+        type(request.session_id),
+        type(request.previous_id),
+    }
 
 
 def _moved(request: RequestSpec, request_id: int, arrival_s: float) -> RequestSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.errors import PolicyError, require
+from cache.errors import CacheError, PolicyError, require
 from cache.v1.block_pool import BlockPool
 
 if TYPE_CHECKING:
@@ -85,7 +85,13 @@ class PolicyBlockPool(BlockPool):
             if front.block_hash is None:
                 return queue.popleft()
         block = self._evictable(self.policy.evict(content))
-        queue.remove(block)
+        try:
+            queue.remove(block)
+        except CacheError as error:
+            raise PolicyError(
+                f"{type(self.policy).__name__} evicts block {block.block_id} twice; "
+                f"forget a block when it is evicted"
+            ) from error
         return block
 
     def _evictable(self, block_id: int) -> KVCacheBlock:

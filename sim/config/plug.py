@@ -142,7 +142,7 @@ def build(
         return instead_of(config, cls(**arguments))
     except (UserError, WorkloadError) as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if kind in table:
             raise  # a fault of ours
         raise ConfigError(
@@ -189,19 +189,25 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def fault_in_user_code(error: BaseException) -> str | None:
     """Return where and how a user's own class failed, in a line, or None.
 
-    SimPy raises a copy of what failed in one of its processes, as its cause.
+    SimPy raises a copy of what failed in one of its processes, as its cause. Code of
+    ours that a class of the user's inherits fails by what it was given there.
     """
     found = None
     cause: BaseException | None = error
     while cause is not None:
-        frame = cause.__traceback__
+        place, frame, own = None, cause.__traceback__, getattr(cause, "obj", None)
         while frame is not None:
             module = frame.tb_frame.f_globals.get("__name__", "")
             if module.startswith(USER_MODULE_PREFIX):
                 file_name = Path(frame.tb_frame.f_code.co_filename).name
                 place = f"{file_name}:{frame.tb_lineno}"
-                found = f"{place}: {type(cause).__name__}: {cause}; mend your class"
+            if frame.tb_next is None:
+                own = own or frame.tb_frame.f_locals.get("self")
             frame = frame.tb_next
+        if place is None and type(own).__module__.startswith(USER_MODULE_PREFIX):
+            place = type(own).__name__
+        if place is not None:
+            found = f"{place}: {type(cause).__name__}: {cause}; mend your class"
         cause = cause.__cause__
     return found
 

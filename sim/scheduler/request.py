@@ -298,6 +298,9 @@ class Request:
         self.joined_step = -1
         self.due_step = -1
 
+    def __repr__(self) -> str:
+        return f"Request({self.request_id})"
+
     def again(self) -> Request:
         """Return it as it was when it arrived, for another engine."""
         return Request(

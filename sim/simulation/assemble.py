@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from cache.v1.planning import longest_request
 from sim.config.plug import build
 from sim.costs import COST_MODELS
-from sim.costs.base import CostModel, pricer_of
 from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.roofline import RooflineCost
 from sim.costs.roofline.cascade import rule_of as cascade_rule_of
@@ -34,9 +29,10 @@ from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
-from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
+from sim.scheduler.batch import BatchShape
 from sim.scheduler.generation import GraphRule, HostRule
 from sim.simulation.layout import layout_of
+from sim.simulation.own_costs import hold_to_contract
 from sim.simulation.schedulers import chunks_prefill
 from sim.simulation.speculative import DRAFT_STEP_KEY, speculative_cost
 
@@ -45,6 +41,7 @@ if TYPE_CHECKING:
 
     from sim.config.engine import EngineConfig
     from sim.config.tables import RunConfig
+    from sim.costs.base import CostModel
     from sim.costs.roofline.cascade_rule import CascadeRule
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
@@ -225,7 +222,7 @@ def _built_cost_model(
         if is_told or (launched.is_launched_by_default and launched.may_wait):
             cost_model = launched
     if config.cost["kind"] not in COST_MODELS:
-        _check_protocol(cost_model, config.cost["kind"])
+        hold_to_contract(cost_model, config.cost["kind"])
     return speculative_cost(
         config, cost_model, model, gpu, context, uses_drafts=uses_drafts
     )
@@ -379,39 +376,3 @@ def _copied_block_bytes(
     if engine.prefix_match_unit is None:
         return None
     return 2.0 * make_capacity(engine, model, gpu).block_bytes
-
-
-def _check_protocol(cost_model: CostModel, kind: str) -> None:
-    """Try a user's cost model on an empty step, before anything is simulated."""
-    try:
-        json.dumps(cost_model.describe(), allow_nan=False)
-        problem = _cost_problem(cost_model)
-    except Exception as error:
-        problem = (
-            f"it needs step(shape) -> StepCost and a JSON-ready describe(): "
-            f"{type(error).__name__}: {error}"
-        )
-    if problem:
-        raise ConfigError(f"cost: '{kind}': {problem}; mend your class")
-
-
-def _cost_problem(cost_model: CostModel) -> str | None:
-    """Return the rule that an empty step breaks, or None."""
-    cost = cost_model.step(EMPTY_SHAPE)
-    total_s, parts = cost.total_s, cost.parts
-    if not 0 < total_s < math.inf:
-        return f"an empty step must take more than 0 s, got {total_s}"
-    if any(parts) and not math.isclose(sum(parts), total_s):
-        return f"the parts of a step must add up to {total_s}, got {sum(parts)}"
-    known = not (math.isnan(cost.lo_s) and math.isnan(cost.hi_s))
-    if known and not 0 < cost.lo_s <= total_s <= cost.hi_s < math.inf:
-        return (
-            f"lo_s and hi_s must lie around {total_s} and above 0, got {cost.lo_s} and "
-            f"{cost.hi_s}; leave both out if they are unknown"
-        )
-    pricer = pricer_of(cost_model)
-    if pricer is not None:
-        shape = pricer.columns(np.array([EMPTY_SHAPE], np.int64)).shape
-        if shape != (1, len(cost)):
-            return f"columns of 1 step must be (1, {len(cost)}), got {shape}"
-    return None

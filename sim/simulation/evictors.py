@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import CacheError
 from cache.tokens import SegmentTokens
 from cache.v0.evictor import Evictor
-from cache.v1.policies import CachePolicy
+from cache.v1.policies import CachePolicy, KeyedPolicy
+from cache.v1.policies.keyed import HeldBlock
 from sim.config.plug import build
 from sim.errors import ConfigError
 
@@ -77,12 +78,26 @@ def _check_policy(policy: object, kind: str) -> None:
             f"your class (cache.v0.evictor.Evictor is v0's)"
         )
     try:
-        evicted = _two_of_three(policy)
-        problem = f"of three blocks, 3 in use, 1 and 2 must be evicted, got {evicted}"
+        unordered = isinstance(policy, KeyedPolicy) and _unordered_keys(policy)
+        evicted = [] if unordered else _two_of_three(policy)
+        problem = (
+            f"keys must have an order, got {unordered}"
+            if unordered
+            else f"of three blocks, 3 in use, 1 and 2 must be evicted, got {evicted}"
+        )
     except Exception as error:
         evicted, problem = [], f"{type(error).__name__}: {error}"
     if evicted != [1, 2]:
         raise ConfigError(f"engine.evictor: '{kind}': {problem}; mend your class")
+
+
+def _unordered_keys(policy: KeyedPolicy) -> str | None:
+    """Return two keys of which neither is the smaller, nor both equal: NaN, or sets."""
+    first, second = HeldBlock(1, 11, 0, released_at=0), HeldBlock(2, 12, 1, 3)
+    ours, theirs = policy.key(first), policy.key(second)
+    if ours == theirs or ours < theirs or theirs < ours:
+        return None
+    return f"{ours!r:.40} and {theirs!r:.40}"
 
 
 def _two_of_three(policy: CachePolicy) -> list[int]:

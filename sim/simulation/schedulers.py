@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
+from sim.config.contracts import require_methods
 from sim.config.plug import build
 from sim.errors import ConfigError, SchedulerError, UserError
 from sim.hardware.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
-from sim.scheduler.admission import ADMISSION_RULES, AdmissionRule
+from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.generation import cache_of
 from sim.scheduler.generations import (
     GENERATION_KEYS,
@@ -19,10 +20,11 @@ from sim.scheduler.generations import (
     generation_behind,
 )
 from sim.scheduler.v0 import V0
-from sim.scheduler.victims import VICTIMS, VictimPolicy
+from sim.scheduler.victims import VICTIMS
 from sim.simulation.evictors import evictor_factory
 from sim.simulation.layout import layout_of
 from sim.simulation.offloading import offload_settings
+from sim.simulation.own_scheduler import hold_to_contract
 from sim.simulation.speculative import speculative_settings
 
 if TYPE_CHECKING:
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 _WHERE = "engine.scheduler"
 
-_ROLES: Mapping[str, tuple[Mapping[str, type], Any, str]] = {
-    "preemption_victim": (VICTIMS, VictimPolicy, "choose(running, needs)"),
-    "admission": (ADMISSION_RULES, AdmissionRule, "admits(head, engine)"),
+_ROLES: Mapping[str, tuple[Mapping[str, type], str, str]] = {
+    "preemption_victim": (VICTIMS, "a victim policy", "choose(running, needs)"),
+    "admission": (ADMISSION_RULES, "an admission rule", "admits(head, engine)"),
 }
 
 
@@ -188,6 +190,7 @@ def _construct(
         scheduler: Scheduler = build(
             SCHEDULERS, table, _WHERE, lambda cls: arguments | _values(cls, of)
         )
+        hold_to_contract(scheduler, _WHERE)
     except ConfigError as error:
         cause = error.__cause__
         # Its message begins with the key, where one key is to blame.
@@ -249,8 +252,7 @@ def _policy(key: str, given: str | dict[str, Any]) -> Any:
     table = {"kind": given} if isinstance(given, str) else given
     kinds, role, method = _ROLES[key]
     policy = build(kinds, table, f"engine.{key}")
-    if not isinstance(policy, role):
-        raise ConfigError(
-            f"engine.{key}: '{table['kind']}' needs a method {method}; mend your class"
-        )
+    if table["kind"] not in kinds:
+        hears = ["finished(request)"] if hasattr(policy, "finished") else []
+        require_methods(policy, f"engine.{key}", role, [method, *hears])
     return policy

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.config.contracts import require_methods
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,20 +37,18 @@ def hold_to_contract(router: Any, where: str, num_engines: int) -> None:
     """
     interval_s = getattr(router, "interval_s", None)
     if interval_s is not None:
-        is_number = isinstance(interval_s, int | float)
-        if not (is_number and interval_s >= LEAST_INTERVAL_S):
+        is_number = type(interval_s) in {int, float}
+        if not (is_number and LEAST_INTERVAL_S <= interval_s < inf):
             raise ConfigError(
                 f"{where}: interval_s must be {LEAST_INTERVAL_S} s or more, got "
                 f"{interval_s!r}; mend your class"
             )
-    for name in ("choose", "ended", *(["hear"] if interval_s else [])):
-        if not callable(getattr(router, name, None)):
-            raise ConfigError(
-                f"{where}: a router needs a method {name}, which "
-                f"{type(router).__name__} has not; mend your class"
-            )
-    choose = router.choose
     set_ready: Any = getattr(router, "set_ready", None)
+    calls = ["choose(request)", "ended(request, place)"]
+    calls += ["hear(loads)"] if interval_s else []
+    calls += ["set_ready(places)"] if set_ready is not None else []
+    require_methods(router, where, "a router", calls)
+    choose = router.choose
     ready = set(range(num_engines))
 
     def chosen(request: Request) -> int:

@@ -36,8 +36,9 @@ class Mine:
     ("step", "describe", "message"),
     [
         ("return StepCost(0.0)", "{}", "must take more than 0 s"),
-        ("return StepCost(0.1, gemm_s=0.5)", "{}", "must add up to 0.1, got 0.5"),
-        ("return 0.1", "{}", "needs step"),
+        ("return StepCost(0.1, gemm_s=0.5)", "{}", "add up to 0.1, got 0.5"),
+        ("return 0.1", "{}", "must be priced as a StepCost, got 0.1"),
+        ("return self.price()", "{}", "needs step"),
         ("return StepCost(0.1)", "float('nan')", "JSON-ready"),
         ("return StepCost(0.1, lo_s=0.2, hi_s=0.3)", "{}", "lie around 0.1 and above"),
         ("return StepCost(0.1, lo_s=0.05)", "{}", "above 0, got 0.05 and nan"),
@@ -134,7 +135,7 @@ def test_a_scheduler_that_forgets_requests_is_found_out(
     )
     path = write(tmp_path, minimal(scheduler={"kind": "mine.py:Forgetful"}))
     line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
-    assert "forgot 2; mend it" in line
+    assert "must add up to the 2 requests that it was given" in line
 
 
 GROUPS = """

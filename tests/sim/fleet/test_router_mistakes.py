@@ -120,7 +120,9 @@ def own_fleet(tmp_path: Path, body: str, base: str = "Base") -> dict[str, Any]:
     return fleet_of(3, f"{path}:Mine")
 
 
-@pytest.mark.parametrize("interval", ["0", "-1.0", "1e-30", "float('nan')", "'1'"])
+@pytest.mark.parametrize(
+    "interval", ["0", "-1.0", "1e-30", "float('nan')", "'1'", "True"]
+)
 def test_an_interval_of_ones_own_router_is_a_span_of_time(
     tmp_path: Path, interval: str
 ) -> None:
@@ -130,7 +132,10 @@ def test_an_interval_of_ones_own_router_is_a_span_of_time(
 
 @pytest.mark.parametrize(
     ("body", "base", "name"),
-    [("interval_s = 1.0", "Base", "hear"), ("ended = None", "Base", "ended")],
+    [
+        ("interval_s = 1.0", "Base", "hear(loads)"),
+        ("ended = None", "Base", "ended(request, place)"),
+    ],
 )
 def test_ones_own_router_lacks_a_method(
     tmp_path: Path, body: str, base: str, name: str

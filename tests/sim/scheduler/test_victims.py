@@ -393,13 +393,13 @@ class Mine:
         (
             "def choose(self, running, needs): return type(needs)(needs._request, 1) "
             "if len(running) < 2 else needs._request",
-            "running requests that it is given, got <sim",
+            r"running requests that it is given, got Request\(\d+\);",
         ),
         (
             "def choose(self, running, needs): return running[99]",
             "mine.py:5: IndexError",
         ),
-        ("def chooses(self): pass", "'.*mine.py:Mine' needs a method choose"),
+        ("def chooses(self): pass", "a victim policy needs a method choose.running, n"),
     ],
 )
 def test_a_users_policy_is_held_to_its_contract(
