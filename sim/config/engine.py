@@ -11,7 +11,7 @@ from sim.config.offloading import (
     OffloadingLinkTable,
     check_offloading,
 )
-from sim.config.sglang import read_arguments, replaced_by
+from sim.config.sglang import in_tokens, read_arguments, replaced_by
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Limit, Positive, Whole
 from sim.hardware.interconnects import GATHERING, All2AllBackend
@@ -208,6 +208,8 @@ class EngineConfig(ConfigTable):
             }
             shared = {k: v for k, v in shared.items() if v != defaults[k]}
             shared.pop("engine_version", None)
+        elif other is SGLANG:
+            shared = in_tokens(shared, self.block_size, own)
         return {**shared, **own}
 
     @model_validator(mode="before")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _COMMON = NAMES | NEGATED | SAME_SWITCHES
+_PAGES = "num_gpu_blocks_override"
 
 
 def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +51,12 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[common] = value
     if MAX_TOTAL_TOKENS in found:
-        found["num_gpu_blocks_override"] = _pages(found)
+        if found.get(_PAGES) is not None:
+            raise ConfigError(
+                f"{MAX_TOTAL_TOKENS}: SGLang's name for {_PAGES}, in tokens, which is "
+                f"given, too; leave one of them out"
+            )
+        found[_PAGES] = _pages(found)
     size, whole = found.get("max_num_batched_tokens"), found.get("max_prefill_tokens")
     if found.get("enable_chunked_prefill") is False and size not in {
         None,
@@ -91,4 +97,26 @@ def replaced_by(own: Iterable[str]) -> set[str]:
     found = {_COMMON[name] for name in own if name in _COMMON}
     if "chunked_prefill_size" in own:
         found.add("enable_chunked_prefill")
+    if MAX_TOTAL_TOKENS in own:
+        found.add(_PAGES)
+    return found
+
+
+def in_tokens(
+    shared: dict[str, Any], page_size: int, own: Iterable[str]
+) -> dict[str, Any]:
+    """Return keys of all pools for a pool of its own pages: as many tokens in these.
+
+    Examples
+    --------
+    >>> in_tokens({"num_gpu_blocks_override": 40}, 16, ["page_size"])
+    {'max_total_tokens': 640}
+    """
+    own = set(own)
+    if own.isdisjoint({"page_size", "block_size"}) or own & {_PAGES, MAX_TOTAL_TOKENS}:
+        return shared
+    found = dict(shared)
+    num_pages = found.pop(_PAGES, None)
+    if num_pages is not None:
+        found[MAX_TOTAL_TOKENS] = num_pages * page_size
     return found

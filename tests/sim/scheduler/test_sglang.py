@@ -229,6 +229,24 @@ def test_its_own_names_are_the_common_ones() -> None:
     assert simulate(first).requests.equals(simulate(second).requests)
 
 
+def test_a_pool_of_other_pages_has_the_tokens_of_all() -> None:
+    own: list[dict[str, Any]] = [
+        {},
+        {"page_size": 64},
+        {"block_size": 32},
+        {"page_size": 64, "max_total_tokens": 320},
+        {"page_size": 64, "num_gpu_blocks_override": 40},
+    ]
+    pools = [
+        {"name": str(i), "replicas": 1, "engine": each} for i, each in enumerate(own)
+    ]
+    config = parse_config(data_of() | {"fleet": {"pools": pools}})
+    for each in (config, parse_config(config.to_data())):
+        assert [engine.num_gpu_blocks_override for engine in each.engines()] == [
+            *(40, 10, 20, 5, 40)
+        ]
+
+
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
@@ -239,6 +257,10 @@ def test_its_own_names_are_the_common_ones() -> None:
         (
             {"max_total_tokens": 16},
             "max_total_tokens: must be a whole number of tokens",
+        ),
+        (
+            {"max_total_tokens": 640, "num_gpu_blocks_override": 40},
+            "max_total_tokens: SGLang's name for num_gpu_blocks_override, in tokens",
         ),
         ({"watermark": 0.1}, "watermark: the sglang generation has no such key"),
         ({"pipeline_parallel_size": 2}, "pipelines are built for v1 only, got 2"),
