@@ -154,8 +154,10 @@ class OffloadedSteps(ReportedSteps):
         self._submit_asked(now_s)
 
     def quiet_steps(self, most: int) -> int:
-        link = self.link
+        link, behind = self.link, self._behind
         if self._stores or link.is_busy:
+            return 0
+        if behind is not None and behind.has_pending_work:  # each step follows it
             return 0
         if self._polled and not self._decodes_go_on(self._polled):
             return 0

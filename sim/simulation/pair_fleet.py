@@ -182,13 +182,17 @@ class PairFleet(Fleet):
         return ConsumerSteps(scheduler, cost_model, place, self._network, rules, log)
 
     def _copied_bytes_per_s(self, place: int, tier: OffloadedSteps) -> dict[str, float]:
-        """Return what large copies to the host reach, and from it, of all GPUs."""
+        """Return what large copies to the host reach, and from it, of all GPUs.
+
+        Copies that take no time leave the port to others.
+        """
         pool, worker = self._owners[place], tier.worker
         block_bytes = pool.capacity.block_bytes * pool.engine.tensor_parallel_size
-        return {
-            way: _NUM_LARGE * block_bytes / transfer.at([_NUM_LARGE])[0].copy_s
-            for way, transfer in (("out", worker.store), ("in", worker.load))
-        }
+        found = {}
+        for way, transfer in (("out", worker.store), ("in", worker.load)):
+            copy_s = transfer.at([_NUM_LARGE])[0].copy_s
+            found[way] = _NUM_LARGE * block_bytes / copy_s if copy_s else 0.0
+        return found
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         return super().joined(self._log.joined(recording), engines)

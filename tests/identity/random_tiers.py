@@ -30,6 +30,9 @@ def draw_tier_case(seed: int) -> Case:
         engine.pop("prefill_schedule_interval", None)
     engine["model"] = MODEL
     engine |= draw_tier(rng, engine["block_size"], engine["num_gpu_blocks_override"])
+    if seed % 4 == 1:
+        engine["kv_transfer_config"]["kv_connector_extra_config"] |= _behind(seed)
+        engine["kv_offloading_link"].pop("load_failure_rate", None)
     data = config.to_data()
     data["engine"] = engine
     data["workload"]["output_end"] = rng.choice(
@@ -112,3 +115,26 @@ def _extra(rng: Random, block_size: int, size: int) -> dict[str, Any]:
     if rng.random() < 0.3:
         extra["sync_load_budget_bytes"] = block_size * _TOKEN_BYTES * rng.choice([2, 8])
     return extra
+
+
+def _behind(seed: int) -> dict[str, Any]:
+    """Return tiers behind the host, whose chunks take a part of a step, or many."""
+    rng = Random(f"behind {seed}")
+    tiers = []
+    for kind in rng.choice([("fs",), ("pool",), ("pool", "fs")]):
+        rate = rng.choice([3e7, 1e9, 5e10])
+        tier: dict[str, Any] = {
+            "type": kind,
+            "capacity_bytes": rng.choice([1e8, 1e10]),
+            "read_bytes_per_s": rate,
+            "write_bytes_per_s": rate * rng.choice([0.5, 1.0]),
+        }
+        if kind == "pool" and rng.random() < 0.3:
+            tier["ttl_s"] = rng.choice([0.5, 5.0])
+        tiers.append(tier)
+    policies = ("lru", "arc", "pin_shared", "session_end", "next_use", "keep_ttl")
+    return {
+        "spec_name": "TieringOffloadingSpec",
+        "eviction_policy": rng.choice(policies),
+        "secondary_tiers": tiers,
+    }

@@ -129,7 +129,8 @@ def _before_hybrid_pools(model: ModelArchitecture, minor: int) -> ModelArchitect
     if model.num_state_layers:
         raise CapacityError(
             f"{model.name} has layers with a state, which share a pool with attention"
-            f" since 0.{first}; got engine_version 0.{minor}, use 0.{first} or later"
+            f" since 0.{first}; got engine_version 0.{minor}, use 0.{first} or later, "
+            f"or the newest (scheduler v1) to run it"
         )
     full = (LayerKind.FULL_ATTENTION,) * model.num_attention_layers
     alike = model.sliding_heads is None and model.kv_lora_rank is None

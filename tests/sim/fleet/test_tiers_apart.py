@@ -320,6 +320,16 @@ def test_links_between_gpus_have_lanes_of_their_own() -> None:
     assert rates == pytest.approx({"out": 5e10, "in": 5e10})
 
 
+def test_copies_that_take_no_time_leave_the_port_to_others() -> None:
+    free = {"kv_offloading_size": 1.0}
+    data = data_of(TIGHT, tiered(0, tier=free))
+    data["cost"] = {"kind": "linear", "base_s": 0.01}  # swapped_block_s is 0
+    engines: Any = Simulation(parse_config(data)).engine
+    rates = engines.engines[0].beside.port.bytes_per_s
+    assert rates == {"out": 0.0, "in": 0.0}
+    assert checked(Simulation(parse_config(data))).summary["stored_blocks"] > 0
+
+
 def port_of(interconnect: str) -> Any:
     simulation = simulation_of(tiered(0, links={"interconnect": interconnect}))
     engines: Any = simulation.engine

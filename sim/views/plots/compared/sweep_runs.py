@@ -116,6 +116,11 @@ def read_sweep(directory: Path) -> SweepRuns:
             f"'{directory}' holds no sweep that can be read; give the --out of 'kvsim "
             f"sweep'"
         ) from error
+    if frame.empty:  # no file, and so no columns
+        raise ResultsError(
+            f"no run of the sweep in '{directory}' has finished; go on with 'kvsim "
+            f"sweep' and --resume"
+        )
     done = frame[frame["status"] == "done"].reset_index(drop=True)
     if done.empty:
         raise ResultsError(

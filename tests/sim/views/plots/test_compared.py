@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sim import Results
-from sim.errors import ConfigError
+from sim.errors import ConfigError, ResultsError
 from sim.results.summary.compared import differing
 from sim.views.plots import FIGURES
 from sim.views.plots.catalogue import SWEEP_FIGURES, HeatMap
@@ -222,6 +222,16 @@ def test_refused_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "2 runs are missing" in said(figure)
     with pytest.raises(NotShownError, match="needs two keys"):
         SWEEP_FIGURES["heat_map"](sweep)
+
+
+def test_a_sweep_that_was_stopped_before_its_first_run_is_refused(
+    tmp_path: Path,
+) -> None:
+    directory = write_sweep_results(tmp_path / "s", grid={RATE: [0.1, 1.0]})
+    for path in (directory / "runs").iterdir():
+        path.unlink()
+    with pytest.raises(ResultsError, match="has finished; go on with 'kvsim sweep'"):
+        read_sweep(directory)
 
 
 def test_curves_of_a_plan_are_drawn_over_their_rates() -> None:
