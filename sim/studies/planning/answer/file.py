@@ -69,6 +69,19 @@ def plan_fault(plan: object) -> str | None:
     return None
 
 
+def varied_settings(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by a candidate's name the keys that tell it from others, and its values.
+
+    Its model, GPU and tensor-parallel size are not among them.
+    """
+    candidates = plan["candidates"]
+    found = differing([each.get("engine", {}) for each in candidates])
+    return {
+        each["name"]: {k: v[place] for k, v in found.items() if k not in _SAID}
+        for place, each in enumerate(candidates)
+    }
+
+
 def labels(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return a short label for each candidate of ``plan.json``, by its name.
 
@@ -83,15 +96,15 @@ def labels(plan: Mapping[str, Any]) -> dict[str, str]:
     {'a': 'h100_sxm x4, max_num_seqs 256', 'b': 'h100_sxm x4, max_num_seqs 64'}
     """
     candidates = plan["candidates"]
-    engines = [each.get("engine", {}) for each in candidates]
-    varied = {k: v for k, v in differing(engines).items() if k not in _SAID}
+    varied = varied_settings(plan)
     has_models = len({each["model"] for each in candidates}) > 1
     found = {}
-    for place, each in enumerate(candidates):
+    for each in candidates:
         ranks = each["tensor_parallel_size"]
         parts = [PurePath(str(each["model"])).name] if has_models else []
         parts.append(f"{PurePath(str(each['gpu'])).stem}{f' x{ranks}' * (ranks > 1)}")
-        parts += [f"{key} {short_value(told[place])}" for key, told in varied.items()]
+        told = varied[each["name"]]
+        parts += [f"{key} {short_value(value)}" for key, value in told.items()]
         found[each["name"]] = ", ".join(parts)
     if len(set(found.values())) < len(found):
         return {name: name for name in found}

@@ -8,6 +8,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from sim.results.metrics import quantity
+from sim.results.summary.compared import short_value
+from sim.studies.planning.answer.file import varied_settings
 from sim.studies.planning.phases.outcome import cost_rank
 from sim.studies.planning.spec import NO_PRICE
 
@@ -93,7 +95,12 @@ def verdict_of(plan: Mapping[str, Any]) -> Verdict:
 
 def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
     target = plan["traffic"]["rate"]
-    candidates = [each for each in plan["candidates"] if each["model"] == model]
+    varied = varied_settings(plan)
+    candidates: list[Mapping[str, Any]] = [
+        {**each, "varied": varied[each["name"]]}
+        for each in plan["candidates"]
+        if each["model"] == model
+    ]
     served = sorted(
         (each for each in candidates if each.get("replicas")),
         key=lambda each: cost_rank(
@@ -101,7 +108,9 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         ),
     )
     left_out = tuple(
-        f"{_each(each)}: {each['reason']}" for each in candidates if each["reason"]
+        f"{_each(each)}{_with(each)}: {each['reason']}"
+        for each in candidates
+        if each["reason"]
     )
     rate = f"{target:,.4g} requests/s"
     if not served:
@@ -111,7 +120,8 @@ def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
         holds=True,
         answer=(
             f"Buy {_gpus(best)}, {_cost(plan, best)}: "
-            f"{_fleet(best, best['replicas'])} {_serve(best['replicas'])} {rate} of "
+            f"{_fleet(best, best['replicas'])}{_with(best)} "
+            f"{_serve(best['replicas'])} {rate} of "
             f"{best['model']} within the objectives{_behind(plan, best)}."
         ),
         one_engine=_one_engine(plan, best),
@@ -151,8 +161,8 @@ def _without_fleet(
     if most is None:
         return f"{said}."
     return (
-        f"{said} for {rate}: one on {_each(most)} holds {most['rate']['value']:.3g} "
-        f"requests/s."
+        f"{said} for {rate}: one on {_each(most)}{_with(most)} holds "
+        f"{most['rate']['value']:.3g} requests/s."
     )
 
 
@@ -163,6 +173,16 @@ def _sentence(text: str) -> str:
 def _each(each: Mapping[str, Any]) -> str:
     number, gpu = each["tensor_parallel_size"], each["gpu"]
     return gpu if number == 1 else f"{number} x {gpu}"
+
+
+def _with(each: Mapping[str, Any], but: Sequence[str] = ()) -> str:
+    """Return the settings that tell a candidate from others, null ones left out."""
+    told = ", ".join(
+        f"{key} {short_value(value)}"
+        for key, value in each["varied"].items()
+        if value is not None and key.split(".")[0] not in but
+    )
+    return f" ({told})" if told else ""
 
 
 def _engines(number: int) -> str:
@@ -249,7 +269,8 @@ def _alternatives(
         dearer = each["cost_per_hour"] / served[0]["cost_per_hour"] - 1
         than = f"{dearer:.0%} dearer" if dearer else "at the same cost"
         yield (
-            f"{_fleet(each, each['replicas'])}: {_cost(plan, each)}, {than}; "
+            f"{_fleet(each, each['replicas'])}{_with(each)}: {_cost(plan, each)}, "
+            f"{than}; "
             f"{_latencies(plan, each, each['replicas'])}"
         )
     best = served[0]
@@ -386,7 +407,7 @@ def _if_prices_differ(
     yield (
         f"Prices: below {price:,.2f} {plan['prices']['currency']} an hour for "
         f"{other['gpu']} (now {now:,.2f}), "
-        f"{_fleet(other, other['replicas'])} would cost less."
+        f"{_fleet(other, other['replicas'])}{_with(other)} would cost less."
     )
 
 
@@ -413,7 +434,7 @@ def host_memory_sentences(
     for each in candidates:
         base = without.get(_without_host(each))
         if _host_gib(each) and "rate" in each and base is not None:
-            yield f"{_host(each)} {_gain(plan, each, base)}."
+            yield f"{_host(each)}{_with(each, _HOST_KEYS)} {_gain(plan, each, base)}."
 
 
 def _host_gib(each: Mapping[str, Any]) -> float:

@@ -169,7 +169,8 @@ def test_each_model_has_a_shortlist_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_was_not_searched_is_not_said_to_fail() -> None:
-    left = {"model": "m", "gpu": "l4", "tensor_parallel_size": 1, "reason": "dear"}
+    left = {"name": "a", "model": "m", "gpu": "l4", "tensor_parallel_size": 1}
+    left |= {"reason": "dear"}
     plan = {"traffic": {"rate": 50.0}, "candidates": [left | {"status": ""}]}
     assert verdict_of(plan).answer.startswith("No candidate serves 50 requests/s")
     plan = {**plan, "candidates": [left | {"status": "not_searched"}]}
@@ -187,8 +188,18 @@ def test_of_equal_cost_the_surer_is_bought() -> None:
     common = {"model": "m", "reason": None, "binding": {"sentence": "compute binds"}}
     common |= {"serve_command": "", "not_in_the_command": [], "extrapolated": []}
     common["cost_per_hour"] = 12.0
-    close = {"gpu": "l4", "tensor_parallel_size": 2, "rate": rate | {"cost_low": 5.0}}
-    sure = {"gpu": "l4", "tensor_parallel_size": 4, "rate": rate | {"cost_low": 6.2}}
+    close = {
+        "name": "a",
+        "gpu": "l4",
+        "tensor_parallel_size": 2,
+        "rate": rate | {"cost_low": 5.0},
+    }
+    sure = {
+        "name": "b",
+        "gpu": "l4",
+        "tensor_parallel_size": 4,
+        "rate": rate | {"cost_low": 6.2},
+    }
     more = {"replicas": 1, "num_gpus": 4, "fleets": [fleet]}
     found = verdict_of(
         {
@@ -215,7 +226,7 @@ def test_an_engine_that_holds_the_traffic_in_some_seeds_only_is_said_so() -> Non
     candidate = {"model": "m", "gpu": "l4", "tensor_parallel_size": 1, "reason": None}
     candidate |= {"serve_command": "", "not_in_the_command": [], "extrapolated": []}
     candidate |= {"binding": None, "cost_per_hour": 2.0, "replicas": 2, "num_gpus": 2}
-    candidate |= {"rate": rate}
+    candidate |= {"rate": rate, "name": "a", "engine": {"kv_cache_dtype": "auto"}}
     candidate["fleets"] = [values | {"replicas": 2, "seeds_that_hold": 3}]
     plan = {
         "traffic": {"rate": 6.0},
@@ -224,10 +235,56 @@ def test_an_engine_that_holds_the_traffic_in_some_seeds_only_is_said_so() -> Non
         "cost_band": 0.0,
         "candidates": [candidate],
     }
+    assert "1 l4 each serve" in verdict_of(plan).answer
     assert verdict_of(plan).one_engine == (
         "One such engine does not hold it in every simulation: the most that it holds "
         "is 6.5 requests/s (5 to 7 from seed to seed; 6 asked)."
     )
+
+
+def test_candidates_of_one_gpu_are_told_apart_by_their_settings() -> None:
+    fleet: dict[str, Any] = {
+        "replicas": 1,
+        "seeds_that_hold": 3,
+        "num_seeds": 3,
+        "values": {},
+    }
+    rate: dict[str, Any] = {
+        "value": 6.5,
+        "low": 5.0,
+        "high": 7.0,
+        "at_bound": None,
+        "confidence": 0.75,
+    }
+    common: dict[str, Any] = {
+        "model": "m",
+        "gpu": "l4",
+        "tensor_parallel_size": 1,
+        "reason": None,
+    }
+    common |= {"serve_command": "", "not_in_the_command": [], "extrapolated": []}
+    common |= {"binding": None, "replicas": 1, "num_gpus": 1, "fleets": [fleet]}
+    common |= {"rate": rate | {"cost_low": 5.0}, "cost_per_hour": 1.0}
+    host: dict[str, Any] = {"kv_cache_dtype": "fp8", "kv_offloading_size": 64.0}
+    plan = {
+        "traffic": {"rate": 4.0},
+        "objectives": [],
+        "prices": {"currency": "USD", "per_gpu_hour": {"l4": 1.0}},
+        "cost_band": 0.0,
+        "candidates": [
+            common | {"name": name, "engine": engine}
+            for name, engine in {
+                "a": {"kv_cache_dtype": "auto", "kv_offloading_size": None},
+                "b": {"kv_cache_dtype": "fp8", "kv_offloading_size": None},
+                "c": host,
+            }.items()
+        ],
+    }
+    found = verdict_of(plan)
+    assert "1 engine on 1 l4 (kv_cache_dtype auto) serves" in found.answer
+    assert found.alternatives[0].startswith("1 engine on 1 l4 (kv_cache_dtype fp8): ")
+    (memory,) = found.host_memory
+    assert memory.startswith("64 GiB of host memory behind each engine (kv_cache_dtype")
 
 
 def test_nothing_that_serves_is_said_so() -> None:
@@ -235,6 +292,7 @@ def test_nothing_that_serves_is_said_so() -> None:
         "traffic": {"rate": 5.0},
         "candidates": [
             {
+                "name": "a",
                 "model": "m",
                 "gpu": "l4",
                 "tensor_parallel_size": 2,
