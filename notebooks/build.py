@@ -88,6 +88,7 @@ def _run(notebook: NotebookNode, name: str) -> None:
         notebook,
         timeout=TIMEOUT_S,
         record_timing=False,
+        coalesce_streams=True,  # where a busy kernel divides them says nothing
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(HERE)}},
     )
