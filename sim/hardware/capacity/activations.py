@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def activation_peak_bytes(
     arguments: EngineArguments, scheme: QuantizationScheme | None
 ) -> tuple[int, str]:
-    """Return the peak of the profiled step, and the argument that it scales with.
+    """Return the peak of the profiled step, and the argument that it goes by.
 
     The sampler works on the logits of ``max_num_seqs`` sequences over the whole
     vocabulary, on every rank; the forward pass holds an MLP's outputs of
@@ -46,8 +46,11 @@ def activation_peak_bytes(
     inputs = _forward_hidden_copies(arguments) * hidden
     forward = experts.working_bytes + _mlp_outputs(arguments, scheme) + inputs
     compiled = benchmarked_bytes(arguments)
-    forward = max(forward, compiled + hidden if compiled else 0)
+    compiling = compiled + hidden if compiled else 0
     throughout += kept_copy_bytes(arguments)
+    stepping = max(sampler, forward) if arguments.is_last_stage else forward
+    if compiling > stepping:
+        return round(compiling + throughout), "warm_compile_cache"
     if not arguments.is_last_stage:  # it samples nothing
         return round(forward + throughout), "max_num_batched_tokens"
     by_tokens = forward > sampler or of_tokens > of_sequences

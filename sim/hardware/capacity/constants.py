@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FIRST_V1_MINOR = 8
 """vLLM 0.8 made the V1 engine the default."""
 LAST_MEASURED_MINOR = 19
+LAST_HELD_MINOR = 31
+"""Held against start-up logs (``tests/truth``), not measured."""
 FIRST_MEASURED_MINOR = 11
 FIRST_HELD_V1_MINOR = 10
 """Held against logs of A100 and L40S, not measured."""
@@ -309,7 +311,7 @@ ERAS: tuple[EngineEra, ...] = (
         (20, 0),
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
         frozenset(),
-        source="as 0.19; graphs subtracted by default since 0.20 (``vllm/envs.py``)",
+        source="as 0.19; what graphs are estimated at is subtracted (``vllm/envs.py``)",
         early_non_torch_gib=_CARD_NON_TORCH_GIB,
         subtracts_cuda_graphs=True,
     ),

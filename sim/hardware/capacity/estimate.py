@@ -107,6 +107,8 @@ class CapacityEstimate:
     stage: int = 0
     """Of a pipeline, the stage with least room, from 0: the parts are those of its
     GPUs, the pool is every stage's."""
+    activation_argument: str = field(default="", repr=False, compare=False)
+    """The argument that most of `activation_peak_bytes` goes by."""
     plan: KVCachePlan | None = field(default=None, repr=False, compare=False)
     """Groups and pages, for what is built on them; None in an estimate from a file."""
 
@@ -135,7 +137,7 @@ class CapacityEstimate:
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate as plain data; groups only where there are several."""
         told = {one.name: getattr(self, one.name) for one in fields(self)}
-        del told["plan"]
+        del told["plan"], told["activation_argument"]
         if sum(len(group["pages"]) for group in self.kv_cache_groups) <= 1:
             del told["kv_cache_groups"]
         if not self.not_simulated:
@@ -275,6 +277,7 @@ def _assembled(
         draft_kv_share=draft_kv_share(arguments, plan),
         pipeline_parallel_size=arguments.pipeline_parallel_size,
         stage=arguments.stage,
+        activation_argument=parts.activation_argument,
         plan=plan,
     )
 

@@ -21,7 +21,9 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
     if is_sglang(estimate.engine_version):
         return _in_gib(_sglang_rows(estimate) + _pool_rows(estimate))
     share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}{_origin(estimate)}"
-    graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
+    graphs = "not subtracted"
+    if estimate.cuda_graph_bytes:
+        graphs = "what the release keeps for them beforehand"
     parts = [
         ("total memory", estimate.total_bytes, estimate.gpu),
         ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
@@ -31,8 +33,7 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
         (
             "- activation peak",
             estimate.activation_peak_bytes,
-            f"{estimate.max_num_batched_tokens} tokens,"
-            f" {estimate.max_num_seqs} sequences",
+            _activation_remark(estimate),
         ),
         ("- non-torch", estimate.non_torch_bytes, "CUDA context, NCCL"),
         ("- CUDA graphs", estimate.cuda_graph_bytes, graphs),
@@ -75,6 +76,13 @@ def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
 def _origin(estimate: CapacityEstimate) -> str:
     is_default = "gpu_memory_utilization" in estimate.defaults
     return ", the release's default" if is_default else ""
+
+
+def _activation_remark(estimate: CapacityEstimate) -> str:
+    if estimate.activation_argument == "warm_compile_cache":
+        return "a first start: kernels are timed on a copy of the embedding"
+    tokens, seqs = estimate.max_num_batched_tokens, estimate.max_num_seqs
+    return f"{tokens} tokens, {seqs} sequences"
 
 
 def _weights_remark(estimate: CapacityEstimate) -> str:

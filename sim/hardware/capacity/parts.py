@@ -49,7 +49,7 @@ class MemoryParts:
     non_torch_bytes: int
     cuda_graph_bytes: int
     activation_argument: str = "max_num_seqs"
-    """The argument that most of the activation peak scales with."""
+    """The argument that most of the activation peak goes by."""
     expert_bytes: int = 0
     """Of the weights, those of routed experts, where ranks divide them."""
     draft_bytes: int = 0
@@ -298,7 +298,8 @@ def _version_terms(
     elif minor > last:
         yield (
             margins.other_version,
-            f"0.{minor} is newer than 0.{last}, the last measured",
+            f"0.{minor} is newer than 0.{last}, the last that constants were measured"
+            f" on; starts of 0.{constants.LAST_HELD_MINOR} and before were compared",
         )
     if arguments.may_sample_by_flashinfer and arguments.use_flashinfer_sampler is None:
         more = sorting_bytes(arguments) / GIB

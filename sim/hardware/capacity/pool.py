@@ -181,6 +181,8 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
                 f"more than a {arguments.gpu.name} has; give fewer "
                 f"(chunked_prefill_size, without chunks max_prefill_tokens), or {share}"
             )
+    elif argument == "warm_compile_cache":
+        less = " or a start with compiled code cached (warm_compile_cache)"
     elif parts.available_kv_bytes + parts.activation_peak_bytes > 0:
         less = f" or less than {getattr(arguments, argument)} for {argument}"
     return (

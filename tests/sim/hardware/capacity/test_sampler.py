@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.hardware.capacity import CapacityEstimate, estimate_capacity
+from sim.errors import CapacityError
+from sim.hardware.capacity import CapacityEstimate, estimate_capacity, format_capacity
 from sim.hardware.gpus import GIB, load_gpu
 
 QWEN2 = {"model": "Qwen/Qwen2.5-7B-Instruct", "max_model_len": 16_384}
@@ -227,6 +228,17 @@ def test_that_the_first_start_compiles_is_told() -> None:
     ]
     told = [sum("compil" in reason for reason in reasons) for reasons in said]
     assert told == [2, 1, 0, 1]  # eager: that graphs were measured with compiled ones
+
+
+def test_a_first_start_says_what_its_peak_is() -> None:
+    card: dict[str, Any] = {"model": "Qwen/Qwen3-8B", "gpu": "rtx_4090"}
+    card |= {"engine_version": "0.27", "max_num_seqs": 16}
+    first = format_capacity(estimate_capacity(**card))
+    cached = format_capacity(estimate_capacity(**card, warm_compile_cache=True))
+    assert "GiB  a first start: kernels are timed on a copy of the embedding" in first
+    assert "GiB  2048 tokens, 16 sequences" in cached
+    with pytest.raises(CapacityError, match=r"code cached \(warm_compile_cache\)"):
+        estimate_capacity(**card, gpu_memory_utilization=0.69)
 
 
 def a_card(
