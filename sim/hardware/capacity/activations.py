@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.hardware.capacity import constants
-from sim.hardware.capacity.encoders import dummy_image_bytes
+from sim.hardware.capacity.encoders import dummy_image_bytes, encoding_bytes
 from sim.hardware.capacity.experts import expert_workspaces
 from sim.hardware.capacity.kernels import is_hopper_or_later
 from sim.hardware.gpus import GIB
@@ -34,7 +34,6 @@ def activation_peak_bytes(
     experts = expert_workspaces(arguments)
     throughout = _gemm_workspace_bytes(arguments) + _sampler_state_bytes(arguments)
     throughout += round(constants.SMALL_BUFFERS_GIB * GIB)
-    throughout += dummy_image_bytes(arguments)
     sampled = arguments.max_num_seqs * model.hidden_size * itemsize
     of_sequences = (
         arguments.max_num_seqs * model.vocab_size * itemsize
@@ -49,13 +48,16 @@ def activation_peak_bytes(
     compiling = compiled + hidden if compiled else 0
     throughout += kept_copy_bytes(arguments)
     stepping = max(sampler, forward) if arguments.is_last_stage else forward
+    images, encoding = dummy_image_bytes(arguments), encoding_bytes(arguments)
+    if encoding > max(stepping, compiling) + images:
+        return round(encoding + throughout), "max_model_len"
+    throughout += images
     if compiling > stepping:
         return round(compiling + throughout), "warm_compile_cache"
-    if not arguments.is_last_stage:  # it samples nothing
-        return round(forward + throughout), "max_num_batched_tokens"
     by_tokens = forward > sampler or of_tokens > of_sequences
+    by_tokens = by_tokens or not arguments.is_last_stage  # it samples nothing
     argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
-    return round(max(sampler, forward) + throughout), argument
+    return round(stepping + throughout), argument
 
 
 def _float32_rows(arguments: EngineArguments) -> int:

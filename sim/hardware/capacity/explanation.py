@@ -81,6 +81,8 @@ def _origin(estimate: CapacityEstimate) -> str:
 def _activation_remark(estimate: CapacityEstimate) -> str:
     if estimate.activation_argument == "warm_compile_cache":
         return "a first start: kernels are timed on a copy of the embedding"
+    if estimate.activation_argument == "max_model_len":
+        return "encoding the longest video that max_model_len holds"
     tokens, seqs = estimate.max_num_batched_tokens, estimate.max_num_seqs
     return f"{tokens} tokens, {seqs} sequences"
 

@@ -13,7 +13,7 @@ from sim.hardware.capacity.activations import (
     benchmarked_bytes,
     sorting_bytes,
 )
-from sim.hardware.capacity.encoders import deep_buffer_bytes
+from sim.hardware.capacity.encoders import deep_buffer_bytes, encoding_bytes
 from sim.hardware.capacity.experts import padding_bytes
 from sim.hardware.capacity.kernels import (
     flashinfer_workspace_bytes,
@@ -345,10 +345,10 @@ def _model_terms(
     arguments: EngineArguments, parts: MemoryParts
 ) -> Iterator[tuple[float, str]]:
     if arguments.model.has_encoder:
-        yield (
-            constants.MARGINS.multimodal,
-            "multimodal: the encoder's own peak is not modelled",
-        )
+        reason = "multimodal: the encoder's own peak is not modelled"
+        if encoding_bytes(arguments):
+            reason = "multimodal: with limit_mm_per_prompt an engine encodes less"
+        yield constants.MARGINS.multimodal, reason
         if not arguments.model.num_multimodal_parameters:
             yield (
                 constants.MARGINS.uncounted_encoder,

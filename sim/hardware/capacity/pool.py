@@ -183,6 +183,8 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
             )
     elif argument == "warm_compile_cache":
         less = " or a start with compiled code cached (warm_compile_cache)"
+    elif argument == "max_model_len":
+        less = " or a max_model_len that holds a shorter video"
     elif parts.available_kv_bytes + parts.activation_peak_bytes > 0:
         less = f" or less than {getattr(arguments, argument)} for {argument}"
     return (

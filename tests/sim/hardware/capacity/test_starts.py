@@ -342,6 +342,50 @@ def test_images_are_kept_while_the_sampler_works() -> None:
     assert more == pixels + batch
 
 
+# "Encoder cache will be initialized with a budget of N tokens, and profiled with 1
+# video" of logs at 128,000 tokens: 98,304 of 0.8.1, which the rule did not rest on,
+# 114,688 of 0.23. What encoding holds is read in the source.
+@pytest.mark.parametrize(
+    ("version", "max_model_len", "num_tokens"),
+    [
+        ("0.8.1", 128_000, 98_304),
+        ("0.23.0", 128_000, 114_688),
+        ("0.23.0", 32_768, 32_768),
+        ("0.23.0", 8_192, 16_384),
+    ],
+)
+def test_the_longest_video_is_encoded(
+    version: str, max_model_len: int, num_tokens: int
+) -> None:
+    found = estimate_capacity(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "h200_sxm",
+        engine_version=version,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=8_192,
+        max_num_seqs=16,
+    )
+    of_a_patch = 3 * 3_420 + 5 * 1_280
+    encoded = num_tokens * 2 * 4 * (of_a_patch + 3 * 2 * 14**2)
+    assert 0 <= found.activation_peak_bytes - encoded < 0.8 * GIB
+
+
+def test_a_pool_beside_the_longest_video() -> None:
+    """0.23.0 at 0.22 of an A100 said -14.28 GiB: 41.20 at 0.92 of its 79.25."""
+    found = estimate_capacity(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "a100_sxm",
+        engine_version="0.23.0",
+        gpu_memory_utilization=0.92,
+        max_model_len=128_000,
+        max_num_batched_tokens=8_192,
+        max_num_seqs=256,
+    )
+    assert found.available_kv_bytes / GIB == pytest.approx(41.20, rel=0.01)
+    assert found.activation_argument == "max_model_len"
+    assert any("limit_mm_per_prompt" in reason for reason in found.extrapolated)
+
+
 def test_an_amd_gpu_is_less_certain_and_says_so() -> None:
     name = "Qwen/Qwen3-30B-A3B"
     found = estimate_capacity(name, "mi300x", engine_version="0.18.0")
