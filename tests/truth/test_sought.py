@@ -9,12 +9,15 @@ from tests.truth.sought import (
     DENSE_H100,
     EVICTION,
     LONG_ALONE,
+    LONG_OF_EIGHT,
     NO_PEER,
+    OSS_ALONE,
     OSS_ROUTED,
     ROUTED,
     SGLANG_ROUTED,
     SINKS_A100,
     TIERS,
+    TRITON_KERNELS,
     TWO_H100,
     WATERMARKS,
     Case,
@@ -29,6 +32,19 @@ def of_all(cases: tuple[Case, ...], key: str) -> list[float]:
 def test_a_token_after_any_context_takes_what_it_took() -> None:
     """Of 256 to 125,000 tokens, with caches of 16 and of 8 bits."""
     assert max(map(abs, of_all(LONG_ALONE, "median_itl_ms"))) <= 3.5
+
+
+@pytest.mark.slow
+def test_experts_of_a_release_with_longer_routing_take_what_they_took() -> None:
+    """Of 0.19.1: by what another page says of Triton's kernels in it, all of one user.
+
+    That page's first number has no part in anything.
+    """
+    today, between = of_all(TRITON_KERNELS, "median_itl_ms")
+    assert -7.0 <= today <= -4.0
+    assert -31.0 <= between <= -28.0
+    assert max(map(abs, of_all(OSS_ALONE, "median_itl_ms"))) <= 6.5
+    assert -8.0 <= min(of_all(LONG_OF_EIGHT[2:], "median_itl_ms")) <= 0.0
 
 
 @pytest.mark.slow
