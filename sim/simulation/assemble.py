@@ -258,7 +258,7 @@ def cascade_rule(
         gpu,
         engine.tensor_parallel_size,
         engine.kv_cache_dtype,
-        replays_decodes=engine.version in ("0.11", "0.11.0"),
+        replays_decodes=engine.version == "0.11.0",
     )
 
 

@@ -90,11 +90,16 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
         f"{e.get('model')} on {e['geometry'].get('tensor_parallel_size')}"
         for e in entries
     )
+    remedy = f"import it with --model {rest.model.name}"
+    if any(e.get("model") == rest.model.name for e in entries):
+        remedy = (
+            "set engine.tensor_parallel_size, quantization and kv_cache_dtype to its, "
+            "or take a profile of these"
+        )
     raise ConfigError(
         f"profile has no tables of {rest.model.name} on {rest.tensor_parallel_size} "
         f"ranks with a {8 * rest.kv_itemsize_bytes()}-bit KV cache; it has "
-        f"{', '.join(sorted(set(there))) or 'none'}: import it with --model "
-        f"{rest.model.name}"
+        f"{', '.join(sorted(set(there))) or 'none'}: {remedy}"
     )
 
 

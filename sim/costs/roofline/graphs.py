@@ -26,7 +26,7 @@ _BUDGET_MINOR: Final = 21
 """Since 0.21 the most tokens of a step are a size, if small enough; not in 0.20."""
 _SEQS_MINOR: Final = 29
 """Since 0.29 the most sequences are one, too; not in 0.28."""
-_NARROW: Final = ("0.11", "0.11.0", "0.11.1")
+_NARROW: Final = ("0.11.0", "0.11.1")
 _WHOLE_DECODES_MINOR: Final = 11
 """Since 0.11 decodes alone are one graph by default; V1 cut them, too, before."""
 

@@ -260,7 +260,8 @@ def dialect_of(engine_version: str) -> V1Dialect:
     Parameters
     ----------
     engine_version
-        A vLLM release from 0.8 to 0.33, such as ``"0.33"`` or ``"0.11.2"``.
+        A vLLM release from 0.8 to 0.33, such as ``"0.33"`` or ``"0.11.2"``; ``"0.11"``
+        is the last of its patches, as it is for capacity.
 
     Raises
     ------
@@ -284,7 +285,6 @@ def dialect_of(engine_version: str) -> V1Dialect:
             f"engine_version must be from 0.{_FIRST_MINOR} to 0.{LAST_MINOR}, the "
             f"releases whose V1 scheduler is known, got {str(engine_version)[:40]!r}"
         )
-    has_patch = matched[3] not in {None, ".0"}
     return V1Dialect(
         minor=minor,
         has_priority_policy=minor >= 11,
@@ -303,5 +303,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         knows_offloading=minor >= 33,
         has_tiers_as_here=minor >= 28,
         preempts_what_is_written=24 <= minor <= 29,
-        counts_refused_heads=minor in {12, 13} or (minor == 11 and has_patch),
+        counts_refused_heads=minor in {12, 13} or (minor == 11 and matched[3] != ".0"),
     )

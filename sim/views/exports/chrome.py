@@ -14,8 +14,8 @@ import heapq
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from math import inf, isfinite
+from itertools import chain, count
+from math import inf, isfinite, isnan, nan
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,12 +150,15 @@ def _rows(
 def _step_events(folder: RunFolder, window: Window) -> Iterator[Event]:
     """Yield steps, swaps and counters; steps that overlap have tracks of their own.
 
-    A step is held until the next of its track, to end before it.
+    A step is held until the next of its track, to end before it, and what began later
+    on other tracks with it.
     """
     names: tuple[str, ...] = _STEP_COLUMNS
     if "output_s" in folder.step_table.kinds:
         names = (*names, "output_s")
     held: list[list[Event]] = []
+    ready: list[tuple[float, int, Event]] = []
+    number = count()
     shown: dict[str, float] = {}
     for row in _rows(folder.step_table.batches(names), names):
         if row["start_s"] >= window.end_s:
@@ -173,11 +176,16 @@ def _step_events(folder: RunFolder, window: Window) -> Iterator[Event]:
         for event in held[track]:
             if event["ph"] == "X":
                 event["dur"] = min(event["dur"], round(begin - event["ts"], 3))
-            yield event
+            heapq.heappush(ready, (event["ts"], next(number), event))
         slices = _slices(row, begin, _steps_thread(track))
         held[track] = [*_counters(row, begin, shown), *slices]
-    for events in held:
-        yield from events
+        first = min(events[0]["ts"] for events in held)
+        while ready and ready[0][0] <= first:
+            yield heapq.heappop(ready)[2]
+    for event in chain.from_iterable(held):
+        heapq.heappush(ready, (event["ts"], next(number), event))
+    while ready:
+        yield heapq.heappop(ready)[2]
 
 
 def _end(events: Iterable[Event]) -> float:
@@ -202,7 +210,9 @@ def _counters(
 
 
 def _slices(row: dict[str, Any], begin: float, thread: int) -> Iterator[Event]:
-    end_s = row.get("output_s", row["start_s"] + row["latency_s"])
+    end_s = row.get("output_s", nan)
+    if isnan(end_s):  # a queue that stalled leaves its last step in flight
+        end_s = row["start_s"] + row["latency_s"]
     args = {name: row[name] for name in _STEP_ARGS if row[name]}
     yield _slice(thread, f"step {row['step']}", begin, end_s) | {"args": args}
     blocks_in, blocks_out = row["num_swapped_in_blocks"], row["num_swapped_out_blocks"]

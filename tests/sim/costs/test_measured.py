@@ -387,6 +387,13 @@ def test_profiles_that_do_not_fit_are_refused(tmp_path, entries, gpu, message):
         MeasuredCost(file, model=LLAMA_8B, gpu=gpu)
 
 
+def test_a_profile_of_other_ranks_says_what_to_set(tmp_path):
+    file = write(tmp_path / "p.json", entry(LLAMA_8B))
+    message = "it has Llama-3.1-8B on 1: set engine.tensor_parallel_size, quantization"
+    with pytest.raises(ConfigError, match=message):
+        MeasuredCost(file, model=LLAMA_8B, gpu=H200, tensor_parallel_size=2)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -119,6 +119,11 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
         scheduler(**changes)
 
 
+def test_a_release_without_a_patch_is_the_last_of_them() -> None:
+    """As it is for capacity: no run mixes the rules of two patches."""
+    assert dialect_of("0.11") == dialect_of("0.11.2") != dialect_of("0.11.0")
+
+
 # -- admission ------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 from sim.views.exports.chrome import Window
 from sim.views.exports.formats import export
 from sim.views.exports.request_lanes import AFTER_PREEMPTION
-from tests.sim.views.exports.runs import summary_of
+from tests.sim.views.exports.runs import run, summary_of
 from tests.sim.views.exports.trace_rules import read_trace, seconds_by_name
 
 if TYPE_CHECKING:
@@ -100,6 +100,22 @@ def test_swaps_have_slices_and_a_phase(swapping: Path, tmp_path: Path) -> None:
     assert sum(seconds.values()) == pytest.approx(e2el_s)
     names = {each["name"] for each in events if each["ph"] == "C"}
     assert {"num_requests_swapped", "cpu_cache_usage_perc"} <= names
+
+
+@pytest.mark.parametrize("options", [(), ("--record", "schedule", "--itl", "exact")])
+def test_a_step_whose_output_never_came_ends_with_its_price(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A queue that stalls ahead leaves a step in flight."""
+    unchecked = {"admission_check": False, "max_num_batched_tokens": 16}
+    stalled = run(tmp_path, *options, max_model_len=20, max_num_seqs=4, **unchecked)
+    steps = table(stalled, "steps")
+    assert steps["output_s"].isna().tolist()[-1]
+    path, _ = export(stalled, "chrome", tmp_path / "trace.json")
+    slices = [each for each in read_trace(path) if each["ph"] == "X"]
+    assert len([each for each in slices if each["name"].startswith("step ")]) == len(
+        steps
+    )
 
 
 def test_a_window_is_cut_out(recorded: Path, tmp_path: Path) -> None:
