@@ -199,17 +199,36 @@ def _text(value: Any) -> str:
 def short_value(value: Any) -> str:
     """Return a value in few words: of a table its kind and keys, of a path the file.
 
+    Of a pool its name and replicas; what is null or an empty table is left out.
+
     Examples
     --------
     >>> short_value({"kind": "/home/me/my.py:InTurn", "most_times": 2})
     'my.py:InTurn most_times=2'
     >>> short_value("/home/me/my.py:InTurn"), short_value("lru"), short_value(None)
     ('my.py:InTurn', 'lru', 'null')
+    >>> pool = {"name": "decode", "replicas": 6, "role": "decode", "engine": {}}
+    >>> short_value([{"name": "prefill", "replicas": 2, "role": "prefill"}, pool])
+    '2 prefill, 6 decode'
     """
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return ", ".join(short_value(each) for each in value)
     if isinstance(value, dict):
-        rest = (f"{k}={short_value(v)}" for k, v in value.items() if k != "kind")
-        kind = [short_value(value["kind"])] if "kind" in value else []
-        return " ".join([*kind, *rest])
+        head, said = [], {"kind"}
+        if "kind" in value:
+            head.append(short_value(value["kind"]))
+        if "name" in value and "replicas" in value:
+            head.append(f"{value['replicas']} {value['name']}")
+            said |= {"name", "replicas"}
+            if value.get("role") in ("serve", value["name"]):
+                said.add("role")
+        told = {k: v for k, v in value.items() if k not in said}
+        rest = (
+            f"{k}={short_value(v)}"
+            for k, v in told.items()
+            if v is not None and v != {}
+        )
+        return " ".join([*head, *rest])
     if isinstance(value, str):
         return value.rpartition("/")[2] if ".py:" in value else value
     return json.dumps(value, default=str)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter
 
@@ -16,7 +17,8 @@ from sim.views.plots.output import NotShownError
 from sim.views.plots.style import house_style, margins, short_number, titled_figure
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -44,10 +46,11 @@ class HeatMap:
 
     @house_style
     def __call__(self, runs: SweepRuns) -> Figure:
-        x, y = self._axes(runs)
+        keys = _telling(runs)
+        x, y = self._axes(runs, keys)
         known = (each for each in METRICS if each in runs.frame)
         metric = runs.column(self.metric or next(known, METRICS[0]))
-        others = [key for key in runs.keys if key not in (x, y)]
+        others = [key for key in keys if key not in (x, y)]
         groups = _groups(runs.frame, others)
         if len(groups) > MAX_PANELS:
             raise NotShownError(
@@ -63,17 +66,17 @@ class HeatMap:
         self._draw(figure, groups, (x, y, metric), (low, high))
         return figure
 
-    def _axes(self, runs: SweepRuns) -> tuple[str, str]:
-        if len(runs.keys) < 2:
+    def _axes(self, runs: SweepRuns, keys: Sequence[str]) -> tuple[str, str]:
+        if len(keys) < 2:
             raise NotShownError(
                 f"a heat map needs two keys that were varied, got "
-                f"{', '.join(runs.keys) or 'none'}; vary another"
+                f"{', '.join(keys) or 'none'}; vary another"
             )
         x = _named(runs, "--x", self.x)
         y = _named(runs, "--y", self.y)
         if x is not None and x == y:
             raise NotShownError(f"--x and --y are both {x}; give another key for one")
-        left = [key for key in _preferred(runs) if key not in (x, y)]
+        left = [key for key in _preferred(runs, keys) if key not in (x, y)]
         x = x or left.pop(0)
         return x, y or left.pop(0)
 
@@ -118,12 +121,26 @@ def _named(runs: SweepRuns, option: str, key: str | None) -> str | None:
     )
 
 
-def _preferred(runs: SweepRuns) -> list[str]:
+def _telling(runs: SweepRuns) -> list[str]:
+    """Return the varied keys but those whose texts follow from another key's."""
+    texts = {
+        key: runs.frame[key].map(_text)
+        for key in runs.keys
+        if runs.frame[key].dtype.kind not in "iufb"
+    }
+    kept: list[str] = []
+    for key in sorted(texts, key=lambda key: -texts[key].nunique()):
+        if all((texts[key].groupby(texts[k]).nunique() > 1).any() for k in kept):
+            kept.append(key)
+    return [key for key in runs.keys if key not in texts or key in kept]
+
+
+def _preferred(runs: SweepRuns, keys: Sequence[str]) -> list[str]:
     try:
         first = [runs.load]
     except NotShownError:
         first = []
-    return list(dict.fromkeys([*first, *filter(None, [runs.size]), *runs.keys]))
+    return list(dict.fromkeys([*first, *filter(None, [runs.size]), *keys]))
 
 
 def _groups(frame: pd.DataFrame, others: list[str]) -> list[tuple[str, pd.DataFrame]]:
@@ -175,7 +192,9 @@ def _draw_cells(
     return image
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
+    if pd.isna(value):
+        return "null"
     if isinstance(value, int | float):
         return f"{value:,g}"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from sim.errors import ResultsError
 from sim.results.folder import read_json
+from sim.results.summary.compared import short_value
 from sim.studies.sweeps.knee import LATENCY, THROUGHPUT, knees
 from sim.views.report import charts
 from sim.views.report.html import (
@@ -107,8 +109,17 @@ def load_sweep(path: Path) -> Sweep:
             f"'{path / 'runs'}' cannot be read: {error}; sweep again"
         ) from error
     rows.sort(key=lambda row: row["run"])
+    for row in rows:
+        row.update({key: _in_few_words(row[key]) for key in keys})
     over = f" over {listed([*keys])}" if keys else ""
     return Sweep(f"{plural(len(rows), 'run')}{over}", path, facts, keys, tuple(rows))
+
+
+def _in_few_words(value: Any) -> Any:
+    """Return what is JSON in the dataset, as tables and lists are, in few words."""
+    if isinstance(value, str) and value.startswith(("{", "[", '"')):
+        return short_value(json.loads(value))
+    return value
 
 
 def _outcome(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
@@ -145,7 +156,10 @@ def _best(sweep: Sweep) -> Iterator[Markup]:
         best = pick(means, key=lambda key: means[key])
         which = "Highest" if is_high_good else "Lowest"
         setting = listed(
-            [f"{k} = {v}" for k, v in zip(sweep.varied(), best, strict=True)]
+            [
+                f"{key} = {'null' if value is None else value}"
+                for key, value in zip(sweep.varied(), best, strict=True)
+            ]
         )
         yield join(
             [f"{which} {METRICS[metric]}: {decimal(means[best])}, with {setting}."]

@@ -213,6 +213,31 @@ def test_cells_of_a_heat_map_are_means_over_seeds(sweep: SweepRuns) -> None:
     assert title in said(figure)
 
 
+def test_pools_of_a_heat_map_are_said_in_words() -> None:
+    """Links that only go with some pools are no key of their own."""
+    pool = {"replicas": 2, "role": "serve", "engine": {}}
+    apart = [{**pool, "name": name, "role": name} for name in ("prefill", "decode")]
+    pools = [json.dumps([{**pool, "name": "main"}]), json.dumps(apart)]
+    frame = pd.DataFrame(
+        {
+            "fleet.pools": pools * 2,
+            "fleet.links": [None, '{"interconnect": "pcie5"}'] * 2,
+            RATE: [1.0, 1.0, 2.0, 2.0],
+            "seed": 0,
+            "p95_ttft_ms": [10.0, 20.0, 30.0, 40.0],
+        }
+    )
+    runs = SweepRuns("a fleet", frame, ("fleet.pools", "fleet.links", RATE))
+    figure = HeatMap()(runs)
+    (axes,) = (each for each in figure.axes if each.images)
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "2\nprefill,\n2\ndecode",
+        "2\nmain",
+    ]
+    with pytest.raises(NotShownError, match="needs two keys"):
+        HeatMap()(SweepRuns("a fleet", frame, ("fleet.pools", "fleet.links")))
+
+
 def test_refused_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     grid = {RATE: [0.1, 1.0], "engine.tensor_parallel_size": [1, 3]}
     sweep = read_sweep(write_sweep_results(tmp_path / "s", grid=grid))

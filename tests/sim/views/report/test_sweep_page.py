@@ -100,12 +100,15 @@ def test_a_sweep_stands_alone_and_may_be_unfinished(
 
 
 def test_a_sweep_over_words_has_no_curves(tmp_path: Path) -> None:
-    spec = write_sweep(tmp_path, grid={"engine.scheduler": ["v1", "cacheflow"]})
+    schedulers = ["v1", {"kind": "cacheflow"}]
+    spec = write_sweep(tmp_path, grid={"engine.scheduler": schedulers})
     out = tmp_path / "out"
     told = ["sweep", str(spec), "--out", str(out), "--workers", "1", "--quiet"]
     assert kvsim(told) == 0
     page = page_of(out, is_static=True)
     assert "No number was varied" in page.visible
+    assert "with engine.scheduler = " in page.visible
+    assert '"kind"' not in page.visible
     assert "The same in all runs: repeat 0 and seed 0." in page.visible
     assert "Synchronous" not in page.visible
     assert not page.unclosed
