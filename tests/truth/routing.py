@@ -160,7 +160,7 @@ class Fleet(NamedTuple):
                     "tensor_parallel_size": self.tensor_parallel_size,
                     "num_gpu_blocks_override": self.num_kv_tokens // 16,
                     "max_model_len": 16_384,
-                    "engine_version": "0.11",
+                    "engine_version": "0.11.0",
                 },
                 "cost_intervals": False,
                 "fleet": {"pools": pools, "router": self.routers[router]},

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from sim.config.plug import did_you_mean
+from sim.errors import ConfigError
 from sim.results.fleet.ranks import parts_of, tables_of_rank
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.compared.overlays import OVERLAYS
@@ -34,17 +35,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.results.run import Results
-    from sim.views.plots import RunFigure
 
     AxesLike: TypeAlias = Axes | Sequence[Axes] | NDArray[np.object_]
 
 
 class Drawer:
-    """One figure of one run: call it to draw."""
+    """One figure of one run, or of its engines: call it to draw."""
 
-    def __init__(self, draw: RunFigure, tables: Tables) -> None:
+    def __init__(self, draw: Callable[..., Figure], found: Any) -> None:
         self._draw = draw
-        self._tables = tables
+        self._found = found
         self.__doc__ = draw.__doc__
 
     def __call__(self, ax: AxesLike | None = None) -> Figure:
@@ -64,12 +64,18 @@ class Drawer:
         Raises
         ------
         ConfigError
-            If there are more or fewer axes than panels.
+            If there are more or fewer axes than panels, or the run is of several
+            engines or ranks, whose figures are drawn whole.
         """
         if ax is None:
-            return self._draw(self._tables)
+            return self._draw(self._found)
+        if not isinstance(self._found, Tables):
+            raise ConfigError(
+                "ax: of several engines or ranks each figure is drawn on axes of its "
+                "own; leave it out"
+            )
         axes = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax)))
-        return self._draw(self._tables, axes)
+        return self._draw(self._found, axes)
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,8 @@ class RunPlots(NamedFigures):
     def __init__(self, results: Results) -> None:
         super().__init__(*figures_of(results))
 
-    def _drawer(self, name: str) -> Any:
-        if not isinstance(self._found, Tables):  # ranks, drawn over each other
-            return super()._drawer(name)
-        return Drawer(FIGURES[name], self._found)
+    def _drawer(self, name: str) -> Drawer:
+        return Drawer(self._figures[name], self._found)
 
 
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:

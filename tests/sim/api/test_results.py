@@ -102,6 +102,30 @@ def test_figures_go_onto_axes_of_the_users(
         getattr(results.plot, name)(ax=list(Figure().subplots(num + 1)))
 
 
+def test_each_figure_that_is_listed_is_drawn() -> None:
+    """A tier and drafts have figures of their own, of one engine as of several."""
+    tier = {"kv_offloading_size": 1.0, "num_gpu_blocks_override": 40}
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    data = minimal(**tier, max_model_len=600)
+    data["cost"] = {"kind": "roofline"}
+    verified = minimal(speculative_config=drafts)
+    verified["cost"] = {"kind": "roofline"}
+    verified["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5}
+    fleet = {"fleet": {"pools": [{"name": "a", "replicas": 2}]}}
+    for given, own in (
+        (data, {"tier", "tier_ttft"}),
+        (verified, {"drafts"}),
+        (data | fleet, {"tier", "tier_ttft", "engines"}),
+    ):
+        plot = simulate(parse_config(given)).plot
+        names = {each for each in dir(plot) if not each.startswith("_")}
+        assert names >= own
+        for name in names:
+            assert isinstance(getattr(plot, name)(), Figure)
+    with pytest.raises(ConfigError, match="each figure is drawn on axes of its own"):
+        plot.queues(ax=Figure().subplots(2))
+
+
 def test_a_misspelt_figure_says_which_there_are(results: Results) -> None:
     with pytest.raises(AttributeError, match="did you mean 'queues'"):
         results.plot.queue  # noqa: B018
