@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cache.v1.policies import CACHE_POLICIES
 from sim.config.plug import fault_in_user_code
 from sim.config.tables import parse_config
 from sim.errors import ConfigError, UserError
@@ -303,6 +304,13 @@ class Twice(CachePolicy):
     @property
     def num_evictable(self): return len(self.free)
 """
+
+
+@pytest.mark.parametrize("kind", list(CACHE_POLICIES))
+def test_evictors_of_ours_pass_the_trial(kind: str) -> None:
+    """Keys may ask what a policy was told of a block, as those of an oracle do."""
+    results = Simulation(parse_config(data_of(TIGHT | {"evictor": kind}, None))).run()
+    assert results.summary["completed"] == results.summary["num_requests"]
 
 
 @pytest.mark.parametrize(
