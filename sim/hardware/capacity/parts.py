@@ -22,6 +22,7 @@ from sim.hardware.capacity.kernels import (
 )
 from sim.hardware.gpus import GIB
 from sim.hardware.graph_sizes import MOST_TOKENS, strided_sizes
+from sim.hardware.models.layers import GatedDeltaNetShape
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
 from sim.hardware.models.weights import (
     WITHIN_TENSOR_RANKS,
@@ -355,6 +356,15 @@ def _model_terms(
                 "multimodal: config.json does not tell the encoder's weights;"
                 " give weights_gib",
             )
+    shape = arguments.model.state_shape
+    if isinstance(shape, GatedDeltaNetShape) and (
+        arguments.engine_minor in constants.DELTA_NET_MINORS
+    ):
+        yield (
+            _delta_net_outputs_gib(arguments, shape),
+            f"0.{arguments.engine_minor}: delta nets held more in three starts with"
+            " small batches, and why is not known",
+        )
     weights_gib = 0.0
     if arguments.weights_gib is None:
         weights_gib = parts.weights_bytes / GIB
@@ -363,6 +373,15 @@ def _model_terms(
         yield constants.MARGINS.other_architecture + gib, doubt
     yield from _quantization_terms(arguments, weights_gib)
     yield from _batch_terms(arguments, parts)
+
+
+def _delta_net_outputs_gib(
+    arguments: EngineArguments, shape: GatedDeltaNetShape
+) -> float:
+    layers = arguments.model.num_state_layers
+    width = shape.num_value_heads * shape.value_head_dim * arguments.itemsize_bytes
+    tokens = arguments.max_num_batched_tokens
+    return tokens * layers * width / arguments.tensor_parallel_size / GIB
 
 
 def _quantization_terms(

@@ -386,6 +386,55 @@ def test_a_pool_beside_the_longest_video() -> None:
     assert any("limit_mm_per_prompt" in reason for reason in found.extrapolated)
 
 
+# Starts of delta nets that hold more than is counted: the interval has them, by its
+# reason. RTX 5090 (31.84 GiB) with an FP8 cache, and a card of 47.4 GiB at half of it.
+@pytest.mark.parametrize(
+    ("model", "gib", "given", "engine"),
+    [
+        (
+            "Qwen/Qwen3.5-35B-A3B",
+            31.84,
+            {
+                "engine_version": "0.20.0",
+                "gpu_memory_utilization": 0.9,
+                "max_num_batched_tokens": 16_384,
+                "max_num_seqs": 1,
+                "max_model_len": 65_536,
+                "kv_cache_dtype": "fp8",
+                "weights_gib": 21.86,
+            },
+            1.28,
+        ),
+        (
+            "Qwen/Qwen3.5-4B",
+            47.4,
+            {
+                "engine_version": "0.22.0",
+                "gpu_memory_utilization": 0.5,
+                "max_num_batched_tokens": 8_192,
+                "max_num_seqs": 256,
+                "max_model_len": 1_024,
+                "warm_compile_cache": True,
+                "enable_prefix_caching": False,
+                "weights_gib": 8.61,
+            },
+            11.11,
+        ),
+    ],
+)
+def test_delta_nets_of_small_batches_are_uncertain(
+    model: str, gib: float, given: dict[str, Any], engine: float
+) -> None:
+    gpu = replace(load_gpu("rtx_5090"), memory_bytes=round(gib * GIB))
+    found = estimate_capacity(model, gpu, **given)
+    block_gib = found.available_kv_bytes / found.num_gpu_blocks / GIB
+    assert found.num_gpu_blocks_low * block_gib < engine * 1.01
+    assert engine < 0.85 * found.available_kv_bytes / GIB
+    assert any("delta nets" in reason for reason in found.extrapolated)
+    later = estimate_capacity(model, gpu, **given | {"engine_version": "0.24.0"})
+    assert not any("delta nets" in reason for reason in later.extrapolated)
+
+
 def test_an_amd_gpu_is_less_certain_and_says_so() -> None:
     name = "Qwen/Qwen3-30B-A3B"
     found = estimate_capacity(name, "mi300x", engine_version="0.18.0")
