@@ -245,7 +245,7 @@ def binding_of(
             f"{preemptions_per_request:.2g} preemptions a request, and "
             f"{facts['waiting_kv']:.0%} of all waiting is for blocks{first}",
         )
-    if value and objective and objective.split("_")[1] in _BETWEEN_TOKENS:
+    if value and objective and not {*objective.split("_")}.isdisjoint(_BETWEEN_TOKENS):
         return _of_tokens(facts, objective, value)
     return _of_time(facts, first)
 
