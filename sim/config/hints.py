@@ -110,12 +110,27 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
         if path.endswith("engine.scheduler"):
             shown += "; releases are engine_version"
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
-        shown += (
-            "; write the number alone, in the unit of the key"
-            if _WITH_A_UNIT.fullmatch(value.strip())
-            else "; write it without quotes, as 16 or 1.0e-3"
-        )
+        shown += _number_hint(value.strip(), is_int=problem["type"] == "int_type")
     return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _number_hint(text: str, *, is_int: bool) -> str:
+    """Return how to write the number that a text stands for.
+
+    Examples
+    --------
+    >>> _number_hint("0,9", is_int=False), _number_hint("1,024", is_int=True)
+    ('; write 0.9, with a point', '; write 1024')
+    >>> _number_hint("1e3", is_int=True)
+    '; write 1000'
+    """
+    if _WITH_A_UNIT.fullmatch(text):
+        return "; write the number alone, in the unit of the key"
+    if not is_int and re.fullmatch(r"-?\d+,\d+", text):
+        return f"; write {text.replace(',', '.')}, with a point"
+    if is_int and re.fullmatch(r"\d{1,3}(,\d{3})+|\d(\.0*)?[eE]\+?\d{1,2}", text):
+        return f"; write {float(text.replace(',', '')):.0f}"
+    return "; write it without quotes, as 16 or 1.0e-3"
 
 
 def _first_of(problems: Sequence[ErrorDetails]) -> ErrorDetails:

@@ -110,7 +110,7 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
         known = ", ".join(sorted({*QUANTIZATION_SCHEMES, *PACKED_BITS}))
         raise CapacityError(
             f"unknown quantization: {name[:40]!r}; use one of {known}, or, for a"
-            " checkpoint's own scheme, give weights_gib"
+            " checkpoint's own scheme, the path of its config.json as the model"
         )
     return replace(scheme, **part) if part else scheme
 
