@@ -264,9 +264,9 @@ class Shape:
     single: bool = False
 
 
-def round_up(count: int, least: int = 64) -> int:
+def round_up(count: int) -> int:
     """Return the next of four sizes an octave: not many more, and not many graphs."""
-    size = least
+    size = 64
     while size < count:
         quarter = 1 << max(0, size.bit_length() - 3)
         size += quarter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 def require_methods(part: object, where: str, role: str, calls: Iterable[str]) -> None:
@@ -51,3 +51,23 @@ def require_methods(part: object, where: str, role: str, calls: Iterable[str]) -
                 f"{name}{taken.replace(return_annotation=taken.empty)} beside self; "
                 f"mend your class"
             ) from None
+
+
+def watch(
+    part: object, where: str, role: str, **watched: Callable[..., object]
+) -> None:
+    """Put methods that look at answers in place of a part's own.
+
+    Raises
+    ------
+    ConfigError
+        If the part does not let its methods be replaced.
+    """
+    try:
+        for name, method in watched.items():
+            object.__setattr__(part, name, method)  # of a frozen dataclass, too
+    except AttributeError as error:
+        raise ConfigError(
+            f"{where}: {role}'s methods are watched, and {type(part).__name__} does "
+            f"not let them be replaced; leave __slots__ out"
+        ) from error

@@ -82,11 +82,10 @@ three, as its inputs are divided among ranks one by one, and its matrices."""
 NOTHING: Final = Moved(0.0, 0.0, False, Width(0.0, 0.0))
 
 
-BOTH_WAYS_SHARE: Final = 0.834
-"""Of what a direction reaches alone, what is left to it while both are busy: 83.4 GB/s
-in place of twice 50 on an H100, by the copy engines (vLLM blog, 2026-01-08)."""
 KERNEL_BOTH_WAYS_SHARE: Final = 0.685
-"""The same where a kernel copies one of them: 68.5 GB/s (as before)."""
+"""Of what a direction reaches alone, what is left to it while both are busy and a
+kernel copies one of them: 68.5 GB/s in place of twice 50 on an H100 (vLLM blog,
+2026-01-08; the copy engines reach 83.4)."""
 KERNEL_STEP_FACTOR: Final = 1.06
 """How much longer steps take while a kernel copies (as before)."""
 

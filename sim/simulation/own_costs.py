@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.config.contracts import watch
 from sim.costs.base import StepCost, own_method, pricer_of
 from sim.errors import ConfigError
 from sim.scheduler.batch import EMPTY_SHAPE, Batch, BatchShape
@@ -93,14 +94,7 @@ def _watch(cost_model: CostModel, where: str) -> None:
         numbers = *map(float, seconds), bool(is_extrapolated), float(lo_s), float(hi_s)
         return StepCost._make(numbers)
 
-    own: Any = cost_model
-    try:
-        object.__setattr__(own, "step", step)  # a frozen dataclass, too
-    except AttributeError as error:
-        raise ConfigError(
-            f"{where}: a cost model's step is watched, and {type(own).__name__} does "
-            f"not let it be replaced; leave __slots__ out"
-        ) from error
+    watch(cost_model, where, "a cost model", step=step)
 
 
 def _problem(cost: StepCost, step: str) -> str | None:

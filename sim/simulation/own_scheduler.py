@@ -8,7 +8,7 @@ from inspect import getattr_static
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from sim.config.contracts import require_methods
+from sim.config.contracts import require_methods, watch
 from sim.errors import ConfigError
 from sim.scheduler.base import CacheUsage, SchedulerOutput, schedules_groups
 from sim.scheduler.batch import BatchShape
@@ -54,20 +54,14 @@ def hold_to_contract(scheduler: Scheduler, where: str) -> None:
         Now, or from the call that answers wrongly.
     """
     require_methods(scheduler, where, "a scheduler", _CALLS)
-    watch = _Watch(scheduler, where)
-    watch.check_queues()
-    own: Any = scheduler
-    try:
-        for name in (*_WATCHED, *(["add_request"] if watch.counts_requests else [])):
-            setattr(own, name, getattr(watch, name))
-    except AttributeError as error:
-        raise ConfigError(
-            f"{where}: a scheduler's methods are watched, and {type(own).__name__} "
-            f"does not let them be replaced; leave __slots__ out"
-        ) from error
+    held = _Held(scheduler, where)
+    held.check_queues()
+    names = (*_WATCHED, *(["add_request"] if held.counts_requests else []))
+    methods = {name: getattr(held, name) for name in names}
+    watch(scheduler, where, "a scheduler", **methods)
 
 
-class _Watch:
+class _Held:
     """The methods of a scheduler, each with a look at its answer."""
 
     def __init__(self, scheduler: Scheduler, where: str) -> None:

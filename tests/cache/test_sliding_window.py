@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cache.block import KVCacheBlock
 from cache.errors import CacheError, InvariantError
-from cache.v1.sliding_window import SlidingWindow
 from tests.cache.test_manager_v1 import Stub, admit, stub
 from tests.oracles.v1_manager import KVCacheManager
+from tests.oracles.windows import BlockWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def free_ids(manager: KVCacheManager) -> list[int]:
 def test_blocks_wholly_outside(
     num_computed_tokens: int, num_skipped_blocks: int
 ) -> None:
-    window = SlidingWindow(5, 4)
+    window = BlockWindow(5, 4)
     assert window.num_skipped_blocks(num_computed_tokens) == num_skipped_blocks
     most = window.num_tokens_before_next_skip(num_computed_tokens)
     assert window.num_skipped_blocks(most) == num_skipped_blocks
@@ -53,18 +53,18 @@ def test_blocks_wholly_outside(
     ("window", "num_blocks"), [(1, 0), (2, 1), (5, 1), (6, 2), (9, 2), (10, 3)]
 )
 def test_blocks_that_a_hit_needs(window: int, num_blocks: int) -> None:
-    assert SlidingWindow(window, 4).num_blocks_for_hit == num_blocks
+    assert BlockWindow(window, 4).num_blocks_for_hit == num_blocks
 
 
 def test_most_blocks_held_at_a_time() -> None:
     # 5 tokens behind, 8 new: 13 tokens in 4 blocks, and one that begins before them.
-    assert SlidingWindow(6, 4).most_held_blocks(8, 1000) == 5
-    assert SlidingWindow(6, 4).most_held_blocks(8, 10) == 4
+    assert BlockWindow(6, 4).most_held_blocks(8, 1000) == 5
+    assert BlockWindow(6, 4).most_held_blocks(8, 10) == 4
 
 
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(CacheError, match="sliding_window must be at least 1, got 0"):
-        SlidingWindow(0, 4)
+        BlockWindow(0, 4)
 
 
 def test_a_table_gives_up_what_nobody_reads() -> None:
@@ -159,7 +159,7 @@ def naive_hit(cached: Sequence[KVCacheBlock | None], needed: int) -> list[int]:
 )
 def test_hits_from_the_right(cached: list[bool], hit: list[int]) -> None:
     table = blocks_of(cached)
-    found = SlidingWindow(6, 4).longest_hit(
+    found = BlockWindow(6, 4).longest_hit(
         range(len(table)), len(table), table.__getitem__, NULL
     )
     assert [block.block_id for block in found] == hit
@@ -170,7 +170,7 @@ def test_hits_equal_the_naive_search(
     cached: list[bool], window: int, block_size: int
 ) -> None:
     table = blocks_of(cached)
-    reach = SlidingWindow(window, block_size)
+    reach = BlockWindow(window, block_size)
     found = reach.longest_hit(range(len(table)), len(table), table.__getitem__, NULL)
     assert [b.block_id for b in found] == naive_hit(table, reach.num_blocks_for_hit)
 
@@ -200,7 +200,7 @@ def test_the_table_keeps_exactly_what_is_read(
         kept = [index for index, i in enumerate(manager.get_block_ids(request)) if i]
         last = (computed + chunk - 1) // block_size
         assert kept == list(range(first_read // block_size, last + 1))
-        most = SlidingWindow(window, block_size).most_held_blocks(chunk, 10**6)
+        most = BlockWindow(window, block_size).most_held_blocks(chunk, 10**6)
         assert len(kept) <= most
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from cache.errors import CacheError, require
 from cache.v1.block_pool import BlockPool
 from cache.v1.policy_pool import PolicyBlockPool
-from cache.v1.sliding_window import SlidingWindow
+from tests.oracles.windows import BlockWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -108,9 +108,7 @@ class KVCacheManager:
         self.enable_caching = enable_caching
         self.max_model_len = sys.maxsize if max_model_len is None else max_model_len
         self.window = (
-            None
-            if sliding_window is None
-            else SlidingWindow(sliding_window, block_size)
+            None if sliding_window is None else BlockWindow(sliding_window, block_size)
         )
         self._policy_pool = (
             PolicyBlockPool(num_gpu_blocks, policy, unhashed_first=unhashed_first)
@@ -299,7 +297,7 @@ class KVCacheManager:
         self.block_pool.touch(hits)
         self.num_logical_blocks += len(hits)
 
-    def _give_up_skipped(self, request: PagedRequest, window: SlidingWindow) -> None:
+    def _give_up_skipped(self, request: PagedRequest, window: BlockWindow) -> None:
         """Put the null block in place of blocks that are not read any more."""
         table = request.block_table
         null_block = self.block_pool.null_block

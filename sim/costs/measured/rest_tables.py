@@ -68,14 +68,12 @@ class MeasuredTransfer:
         return Moved(total_s, host_s, beyond, width, host_s if self.is_loop else 0.0)
 
 
-def read_curve(
-    entry: Mapping[str, Any], name: str, axis: str, key: str = "time_s"
-) -> MeasuredCurve | None:
+def read_curve(entry: Mapping[str, Any], name: str, axis: str) -> MeasuredCurve | None:
     """Return a table over `axis`, None where the entry has none."""
     table = entry.get(name)
     if table is None:
         return None
-    nodes, (seconds,), (beyond,) = _rows(table, axis, name, key, flat=True)
+    nodes, (seconds,), (beyond,) = _rows(table, axis, name, "time_s", flat=True)
     return MeasuredCurve(Curve(nodes, seconds, beyond), _widths(table, name))
 
 

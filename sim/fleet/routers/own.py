@@ -6,7 +6,7 @@ from math import inf
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.config.contracts import require_methods
+from sim.config.contracts import require_methods, watch
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,12 +69,6 @@ def hold_to_contract(router: Any, where: str, num_engines: int) -> None:
         ready.update(places)
         set_ready(places)
 
-    try:
-        router.choose = chosen
-        if set_ready is not None:
-            router.set_ready = heard
-    except AttributeError as error:
-        raise ConfigError(
-            f"{where}: a router's methods are watched, and {type(router).__name__} "
-            f"does not let them be replaced; leave __slots__ out"
-        ) from error
+    watch(router, where, "a router", choose=chosen)
+    if set_ready is not None:
+        watch(router, where, "a router", set_ready=heard)

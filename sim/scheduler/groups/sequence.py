@@ -95,10 +95,6 @@ class Sequence:
         """All tokens; not to be changed."""
         return self.tokens
 
-    def get_output_token_ids(self) -> TokenSlice:
-        """Tokens generated so far."""
-        return self.tokens[self._num_prompt_tokens :]
-
     @property
     def num_logical_blocks(self) -> int:
         """Blocks that its tokens span."""
@@ -256,10 +252,6 @@ class SequenceGroup:
     def num_unfinished_seqs(self) -> int:
         """Count of `get_unfinished_seqs`."""
         return sum(not seq.is_finished() for seq in self._seqs.values())
-
-    def num_finished_seqs(self) -> int:
-        """Count of `get_finished_seqs`."""
-        return len(self.get_finished_seqs())
 
     @property
     def first_seq(self) -> Sequence:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.studies.sweeps.expand import Sweep
-    from sim.studies.sweeps.job import Executor, Job, Task
+    from sim.studies.sweeps.job import Executor, Job
 
 _MOST_PROBLEMS = 5
 
@@ -69,7 +69,6 @@ def run_sweep(
     executor: Executor,
     *,
     on_outcome: Callable[[Tally], None] | None = None,
-    task: Task = run_summary,
 ) -> Tally:
     """Carry out those of the sweep's jobs that are not in the dataset yet.
 
@@ -85,7 +84,7 @@ def run_sweep(
         tally = Tally(len(jobs), dataset.counts())
         told(tally)
         left = (job for job in jobs if job.index not in ended)
-        for outcome in executor.run(left, task):
+        for outcome in executor.run(left, run_summary):
             row = rows.row(by_index[outcome.index], outcome)
             dataset.append(row)
             tally.counts[outcome.status] = tally.counts.get(outcome.status, 0) + 1
