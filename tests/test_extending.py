@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.config.tables import load_config
+from sim.config.tables import load_config, parse_config
+from sim.costs.base import STEP_PARTS
+from sim.fleet.balancer import Load
+from sim.scheduler.views import EngineView, RunningRequest, WaitingRequest
 from sim.simulation.run import Simulation
 from tests.shared import ROOT
+from tests.sim.fleet.test_run import TIGHT, data_of
 from tests.test_moved import EXTENSION_POINTS, MOVED
 
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
@@ -65,6 +69,54 @@ def test_the_scheduler_on_the_page_prints_what_stands_there(
     results = Simulation(load_config("examples/demo.yaml", short)).run(check_every=1)
     served = results.requests["num_prompt_tokens"] < 4096
     assert results.summary["completed"] == served.sum() > 100
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "key"),
+    [
+        ("policies", "InTurn", "engine.preemption_victim"),
+        ("policies", "ShortWhenBusy", "engine.admission"),
+        ("fleets", "Shortest", "fleet.router"),
+        ("tiers", "Newest", None),
+    ],
+)
+def test_classes_on_other_pages_run(
+    page: str, name: str, key: str | None, tmp_path: Path
+) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    (source,) = (
+        found
+        for found in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+        if f"class {name}" in found
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    kind = f"{path}:{name}"
+    data = data_of(TIGHT, {"pools": [{"name": "main", "replicas": 2}]})
+    if key is None:
+        del data["fleet"]
+        gbs = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+        tier = {"type": kind, "capacity_bytes": 1e9, **gbs}
+        extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
+        data["engine"] |= {
+            "kv_offloading_size": 0.1,
+            "kv_transfer_config": {"kv_connector_extra_config": extra},
+        }
+    else:
+        room, _, part = key.partition(".")
+        data[room][part] = {"kind": kind}
+    results = Simulation(parse_config(data)).run(check_every=1)
+    assert results.summary["completed"] == 60
+
+
+def test_the_page_names_what_views_and_prices_have() -> None:
+    for part in STEP_PARTS:
+        assert f"`{part}`" in PAGE, part
+    views = {RunningRequest, WaitingRequest, EngineView}
+    for name in {n for view in views for n in dir(view) if not n.startswith("_")}:
+        assert f"`{name}`" in PAGE, name
+    for name in Load._fields:
+        assert f"`{name}`" in PAGE, name
 
 
 def test_the_change_on_the_page_adds_a_column(tmp_path: Path) -> None:
