@@ -86,6 +86,11 @@ def simulate(config: RunConfig) -> Results:
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
     (16162, 366, 0)
     """
+    if isinstance(config, str | Path):
+        raise ConfigError(
+            f"simulate takes a configuration, not its path; write "
+            f"simulate(load_config({str(config)!r}))"
+        )
     results = with_figures(Results, _simulate(config))
     if results.summary["num_steps"] > _MANY_STEPS:
         gc.collect(1)  # a run ends in cycles, few objects with all of its arrays

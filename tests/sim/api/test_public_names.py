@@ -26,6 +26,12 @@ DOCUMENTED = {name: getattr(sim, name) for name in sim.__all__} | {
 }
 
 
+def test_a_path_in_place_of_a_configuration_is_answered_in_a_line() -> None:
+    path: Any = "examples/demo.yaml"
+    with pytest.raises(ValueError, match=r"simulate\(load_config\('examples/demo"):
+        sim.simulate(path)
+
+
 def examples(name: str, documented: Any) -> doctest.DocTest:
     return doctest.DocTestParser().get_doctest(
         inspect.getdoc(documented) or "", {}, name, None, None
