@@ -125,6 +125,7 @@ class OffloadedSteps(ReportedSteps):
         self._rests = False  # since the latest call
         self._wake_s = nan  # as it was when it began to wait
         self.on_copies: Callable[[float, Link], object] = nothing
+        self._told_busy = False  # by the latest of these
         if self._behind is not None:
             self._behind.on_end = transfers.note_behind
 
@@ -277,13 +278,15 @@ class OffloadedSteps(ReportedSteps):
         """Let copies run beside the step; return the seconds that they add to it."""
         link, loads = self.link, self._loads
         if not (link.is_busy or loads) and link.now_s <= self._formed_s:
+            if self._told_busy:  # they ended while it waited
+                self._tell_copies(self._formed_s, link)
             self._end_s = self._formed_s + total_s
             return 0.0
         self._loads = []
         called_s = link.now_s
         end_s = link.step(total_s) if computes else called_s + total_s
         if computes:
-            self.on_copies(self._formed_s, link)
+            self._tell_copies(self._formed_s, link)
         for job in loads:
             called_s = self._submit(job, called_s)
         self._end_s = max(end_s, called_s)
@@ -291,8 +294,12 @@ class OffloadedSteps(ReportedSteps):
         more_s = max(self._end_s - self._formed_s - total_s, 0.0)
         self._end_s = self._formed_s + (total_s + more_s)  # as the engine adds it up
         if loads or not computes:
-            self.on_copies(end_s if computes else self._formed_s, link)
+            self._tell_copies(end_s if computes else self._formed_s, link)
         return more_s
+
+    def _tell_copies(self, begin_s: float, link: Link) -> None:
+        self._told_busy = link.is_busy
+        self.on_copies(begin_s, link)
 
     # -- what has ended -------------------------------------------------------
 
@@ -331,8 +338,8 @@ class OffloadedSteps(ReportedSteps):
     def rested(self, now_s: float) -> TransferReport | None:
         self._submit_now(self._stores)
         self._stores = []
-        if self.link.is_busy:
-            self.on_copies(now_s, self.link.drained())
+        if self.link.is_busy or self._told_busy:
+            self._tell_copies(now_s, self.link.drained())
         return None
 
     def wake_s(self, now_s: float) -> float:

@@ -76,6 +76,7 @@ class Network:
         self._now_s = 0.0
         self._plan = 0  # number of the latest one
         self._taken: dict[tuple[str, int], tuple[int, float]] = {}  # by link
+        self._endless: set[tuple[str, int]] = set()  # links of takings without an end
         self._num_takings = 0
         self._given_back: dict[tuple[str, int], int] = {}  # by link, the last one
         self._next: Flow | None = None
@@ -133,6 +134,7 @@ class Network:
         """
         self._num_takings += 1
         taken = self._num_takings, bytes_per_s
+        (self._endless.add if end_s == inf else self._endless.discard)((way, place))
         now_s = self.env.now
         self._later(max(begin_s, now_s), partial(self._set_taken, (way, place), taken))
         if end_s < inf:
@@ -140,13 +142,14 @@ class Network:
             self._later(max(end_s, begin_s, now_s), gone)
 
     def is_taken(self, way: str, place: int) -> bool:
-        """Whether something else has a part of a link now."""
-        return (way, place) in self._taken
+        """Whether something else has a part of a link now, or will without an end."""
+        return (way, place) in self._taken or (way, place) in self._endless
 
     def give_back(self, place: int) -> None:
         """Let transfers have all of the links of an engine, which is gone."""
         for link in (("out", place), ("in", place)):
             self._given_back[link] = self._num_takings
+            self._endless.discard(link)
             if link in self._taken:
                 self._set_free(link, self._taken[link][0], None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -290,6 +291,17 @@ def test_a_port_is_never_wider_than_it_is(
         for rate, begin_s, until_s in taken
     )
     assert num_bytes + gone == pytest.approx(2.0 * end_s)
+
+
+def test_a_taking_without_an_end_that_has_yet_to_begin_is_ended() -> None:
+    """Steps ahead tell of copies before they begin, and of their end before that."""
+    env = simpy.Environment()
+    network = Network(env, [1e9])
+    network.take("out", 0, 1e9, 1.0, inf)
+    assert network.is_taken("out", 0)
+    network.take("out", 0, 1e9, 1.5, 1.2)
+    env.run(until=2.0)
+    assert not network.is_taken("out", 0)
 
 
 def test_pulls_wait_for_stores_where_both_share_the_port() -> None:
