@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from inspect import getattr_static
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -97,10 +96,13 @@ class _Held:
 
     def update(self, finished: Sequence[Request]) -> None:
         self._num_held -= len(finished)
+        for request in finished:
+            self._num_computed.pop(request, None)
         self._update(finished)
 
     def abort(self, request: Request) -> None:
         self._num_held -= 1
+        self._num_computed.pop(request, None)
         self._abort(request)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
@@ -188,13 +190,17 @@ class _Held:
         )
 
     def _check_scheduled(self, request: Request, num_tokens: int, now_s: float) -> None:
+        first_s, is_running = request.first_scheduled_s, RequestStatus.RUNNING
+        is_first_told = first_s <= now_s  # never where it is NaN
+        is_whole = isinstance(num_tokens, int | Integral) and num_tokens >= 0
+        if request.status is is_running and is_first_told and is_whole:
+            return
         who = f"request {request.request_id} in scheduled"
-        if request.status is not RequestStatus.RUNNING:
+        if request.status is not is_running:
             self._refuse(f"{who} must be running, by move_to", request.status)
-        if not (isinstance(num_tokens, Integral) and num_tokens >= 0):
+        if not is_whole:
             self._refuse(f"{who} must have a whole number of tokens from 0", num_tokens)
-        first_s = request.first_scheduled_s
-        if math.isnan(first_s) or first_s > now_s:
+        if not is_first_told:
             self._refuse(
                 f"{who} must have a first_scheduled_s, at {now_s} s at the latest",
                 first_s,
@@ -205,7 +211,6 @@ class _Held:
         known = self._num_computed
         for preemption in output.preemptions:
             known.pop(preemption.request, None)
-        now: dict[Request, int] = {}
         for request, num_tokens in zip(
             output.scheduled, output.num_scheduled_tokens, strict=True
         ):
@@ -218,12 +223,7 @@ class _Held:
                     f"{request.num_tokens} tokens",
                     after,
                 )
-            now[request] = after
-        # What was passed over goes on from where it was; what has left is forgotten.
-        for request, num in known.items():
-            if request not in now and not request.status.is_finished:
-                now[request] = num
-        self._num_computed = now
+            known[request] = after
 
     def _refuse(self, rule: str, value: object) -> NoReturn:
         raise ConfigError(
