@@ -28,6 +28,7 @@ class SlotAllocator:
         freed     slots: appended; pages: each call's, sorted, put in front
         need_sort freed ones wait on a list of their own, which is merged in and sorted
                   when an allocation needs more than the other list has
+    in_order  pages are put in front in the order of a request's tokens, not sorted
 
     Slot 0 is never handed out, nor page 0.
 
@@ -39,6 +40,8 @@ class SlotAllocator:
         Tokens of a page; 1 for single slots.
     need_sort
         See above; the release sets it where prefill and decode are apart.
+    in_order
+        See above; so does 0.5.23.
 
     Attributes
     ----------
@@ -52,7 +55,12 @@ class SlotAllocator:
     """
 
     def __init__(
-        self, num_tokens: int, page_size: int = 1, *, need_sort: bool = False
+        self,
+        num_tokens: int,
+        page_size: int = 1,
+        *,
+        need_sort: bool = False,
+        in_order: bool = False,
     ) -> None:
         if page_size < 1 or num_tokens < page_size or num_tokens % page_size:
             raise CacheConfigError(
@@ -62,6 +70,7 @@ class SlotAllocator:
         self.num_tokens = num_tokens
         self.page_size = page_size
         self.need_sort = need_sort
+        self._in_order = in_order
         self.num_available_tokens = num_tokens
         ids = np.arange(1, num_tokens // page_size + 1)
         self._free = deque([ids])
@@ -179,14 +188,23 @@ class SlotAllocator:
     # -- freeing --------------------------------------------------------------
 
     def free(self, slots: Slots) -> None:
-        """Give slots back, in a call of the release's."""
+        """Give slots back, in a call of the release's.
+
+        With `in_order` they begin with a page, of which no other call has a part.
+        """
         if not len(slots):
             return
-        if self._group is not None:
-            self._group.append(slots.copy())
-            return
         size = self.page_size
-        ids = slots.copy() if size == 1 else np.unique(slots // size)
+        ids = slots[::size] // size if self._in_order else slots // size
+        if self._group is None:
+            self._release(ids)
+        else:
+            self._group.append(ids)
+
+    def _release(self, ids: Slots) -> None:
+        size = self.page_size
+        if size > 1 and not self._in_order:
+            ids = np.unique(ids)
         self.num_available_tokens += len(ids) * size
         into = self._released if self.need_sort else self._free
         if size == 1:
@@ -204,7 +222,7 @@ class SlotAllocator:
         """Free the slots that were collected, in one call."""
         group, self._group = self._group, None
         if group:
-            self.free(np.concatenate(group))
+            self._release(np.concatenate(group))
 
     def check(self, held: Iterable[Slots]) -> None:
         """Prove that each slot is free or held once, in O(pool).
@@ -298,12 +316,15 @@ class SlotCounts(SlotAllocator):
 class RequestSlots:
     """Rows of the table of requests: taken from the front, returned to the end.
 
-    Source: SGLang 0.5.9, ``mem_cache/memory_pool.py`` (`ReqToTokenPool`).
+    0.5.23 takes them from the end, and keeps row 0.
+
+    Source: SGLang 0.5.9 and 0.5.23, ``mem_cache/memory_pool.py`` (`ReqToTokenPool`).
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, from_end: bool = False) -> None:
         self.num_slots = num_slots
-        self._free = deque(range(num_slots))
+        self._from_end = from_end
+        self._free = deque(range(from_end, num_slots + from_end))
 
     @property
     def num_free(self) -> int:
@@ -316,6 +337,12 @@ class RequestSlots:
             raise NoFreeBlocksError(f"all {self.num_slots} request slots are taken")
         return self._free.popleft()
 
+    def take_all(self, num_slots: int) -> list[int]:
+        """Take rows for the requests of a batch, as many as there are."""
+        if not self._from_end:
+            return [self.take() for _ in range(num_slots)]
+        return [self._free.pop() for _ in range(num_slots)][::-1]
+
     def free(self, slot: int) -> None:
         """Return a row."""
         self._free.append(slot)
@@ -323,6 +350,7 @@ class RequestSlots:
     def check(self, taken: Iterable[int]) -> None:
         """Prove that each row is free or taken once."""
         require(
-            sorted([*self._free, *taken]) == list(range(self.num_slots)),
+            sorted([*self._free, *taken])
+            == list(range(self._from_end, self.num_slots + self._from_end)),
             "a request slot is lost, or taken twice",
         )

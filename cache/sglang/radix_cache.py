@@ -28,7 +28,8 @@ class TreeNode:
     lock_ref
         Requests that hold it, or a node below.
     access, born
-        Times by the tree's own clock, which grows by one a look.
+        Times by the tree's own clock, which grows by one a look; the unified tree has
+        parts of one.
     hit_count
         Insertions that passed or made it; counted from 0.5.10 on.
     priority
@@ -56,11 +57,13 @@ class TreeNode:
         self.children: dict[bytes, TreeNode] = {}
         self.lock_ref = 0
         self.hit_count = 0
-        self.access = self.born = now
+        self.access: float = now
+        self.born = now
         self.priority = priority
 
 
-Rank = tuple[int, ...]
+Rank = tuple[float, ...]
+_STEP: Final = 0.00001  # by which the unified tree makes a parent older than its child
 _PROTECTED_HITS: Final = 2
 
 RANKS: Final[dict[str, Callable[[TreeNode], Rank]]] = {
@@ -91,6 +94,10 @@ class RadixCache:
         Of `RANKS`.
     counts_hits
         Whether insertions are counted, as from 0.5.10 on; ``lfu`` is ``lru`` before.
+    unified
+        Whether it is the tree of 0.5.23: a look makes each node on its way older than
+        the one below it, the lower part of a node that is split is touched, and the
+        upper one is as old as the node was.
 
     Attributes
     ----------
@@ -101,10 +108,16 @@ class RadixCache:
     evictions
         Each call of `evict` that removed something: tokens asked for, and length and
         first slot of each node. Emptied by its reader.
+    passed
+        Of the latest insertion: how many of its tokens were there at the end of each
+        node on its way.
+    latest
+        The node that the latest insertion ended with.
 
     Notes
     -----
-    Source: SGLang 0.5.9, ``mem_cache/radix_cache.py``. The release's heap is made anew
+    Source: SGLang 0.5.9, ``mem_cache/radix_cache.py``; 0.5.23,
+    ``mem_cache/unified_cache/unified_tree_core.py``. The release's heap is made anew
     for each eviction; this one is kept, and entries that no longer hold are skipped.
     """
 
@@ -114,6 +127,7 @@ class RadixCache:
         eviction_policy: str = "lru",
         *,
         counts_hits: bool = False,
+        unified: bool = False,
     ) -> None:
         if eviction_policy not in RANKS:
             raise CacheConfigError(
@@ -129,6 +143,9 @@ class RadixCache:
         self._allocator = allocator
         self._rank = RANKS[eviction_policy]
         self._counts_hits = counts_hits
+        self.unified = unified
+        self.passed: list[int] = []
+        self.latest = self.root
         self._now = 0
         self._num_offers = 0
         self._leaves: list[tuple[Rank, int, TreeNode]] = []  # unlocked, or were so
@@ -144,7 +161,7 @@ class RadixCache:
         key = tokens[: len(tokens) // self.page_size * self.page_size]
         if not len(key):
             return NO_SLOTS, self.root
-        now = self._look()
+        now = 0 if self.unified else self._look()
         node = self.root
         node.access = now
         found: list[Slots] = []
@@ -152,7 +169,8 @@ class RadixCache:
             child = node.children.get(self._first_page(key))
             if child is None:
                 break
-            self._touch(child, now)
+            if not self.unified:
+                self._touch(child, now)
             num_common = self._num_common(child.key, key)
             if num_common < len(child.key):
                 child = self._split(child, num_common)
@@ -161,17 +179,27 @@ class RadixCache:
             key = key[num_common:]
             if len(child.children) == 0:
                 break
+        if self.unified:
+            self._touch_path(node)
         return np.concatenate(found) if found else NO_SLOTS, node
 
     def insert(
-        self, tokens: Slots, slots: Slots, priority: int = 0, *, counts: bool = True
+        self,
+        tokens: Slots,
+        slots: Slots,
+        priority: int = 0,
+        *,
+        counts: bool = True,
+        num_counted: int = 0,
     ) -> int:
         """Add a prefix of whole pages; return how many of its tokens were there.
 
-        `counts` says whether it is a hit of the nodes that it passes.
+        `counts` says whether it is a hit of the nodes that it passes, but for those
+        that end within the first `num_counted` tokens.
         """
         now = self._look()
-        counts = counts and self._counts_hits
+        may_count = counts and self._counts_hits
+        self.passed = []
         node = self.root
         node.access = now
         node.priority = max(node.priority, priority)
@@ -180,10 +208,11 @@ class RadixCache:
             child = node.children.get(self._first_page(key))
             if child is None:
                 break
-            self._touch(child, now)
+            self._touch(child, self._look() if self.unified else now)
             num_common = self._num_common(child.key, key)
             if num_common < len(child.key):
                 child = self._split(child, num_common)
+            counts = may_count and num_found + num_common > num_counted
             child.hit_count += counts
             if priority > child.priority:
                 child.priority = priority
@@ -192,15 +221,27 @@ class RadixCache:
                 self._offer(child)
             node = child
             num_found += num_common
+            self.passed.append(num_found)
             key = key[num_common:]
         if len(key):
             new = TreeNode(key, slots[num_found:].copy(), node, self._look(), priority)
-            new.hit_count += counts
+            new.hit_count += may_count
             node.children[self._first_page(key)] = new
             self.num_nodes += 1
             self.num_evictable_tokens += len(key)
             self._offer(new)
+            node = new
+        self.latest = node
         return num_found
+
+    def slots_above(self, node: TreeNode) -> Slots:
+        """Return the slots of a node and of all above it, in the order of tokens."""
+        found: list[Slots] = []
+        at: TreeNode | None = node
+        while at is not None:
+            found.append(at.slots)
+            at = at.parent
+        return np.concatenate(found[::-1])
 
     def _look(self) -> int:
         self._now += 1
@@ -218,10 +259,19 @@ class RadixCache:
             most = at
         return most // self.page_size * self.page_size
 
-    def _touch(self, node: TreeNode, now: int) -> None:
+    def _touch(self, node: TreeNode, now: float) -> None:
         node.access = now
         if not (node.lock_ref or node.children):
             self._offer(node)
+
+    def _touch_path(self, last: TreeNode) -> None:
+        """Touch a node and all above it, each a little earlier than those below."""
+        now: float = self._look()
+        node: TreeNode | None = last
+        while node is not None:
+            self._touch(node, now)
+            now -= _STEP
+            node = node.parent
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
         """Cut a node in two; return the upper part, which is new."""
@@ -240,6 +290,9 @@ class RadixCache:
         node.slots = node.slots[length:].copy()
         node.parent = upper
         upper.children[self._first_page(node.key)] = node
+        if self.unified:
+            upper.born = node.born
+            self._touch(node, self._look())
         self.num_nodes += 1
         return upper
 

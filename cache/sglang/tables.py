@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from cache.sglang.radix_cache import RadixCache, TreeNode
 
 
+_MOST: Final = (1 << 63) - 1  # a priority
+
+
 class SlotTable:
     """The slots of a request in the order of its tokens: a row of ``req_to_token``.
 
@@ -25,16 +29,25 @@ class SlotTable:
         Slots that it holds.
     num_protected_tokens
         Of these, the first ones that belong to the tree.
+    num_inserted_tokens
+        Of these, those that the request has put there itself, or found there then.
     node
         The node that it locks; None while it locks none.
     """
 
-    __slots__ = ("_slots", "node", "num_protected_tokens", "num_stored_tokens")
+    __slots__ = (
+        "_slots",
+        "node",
+        "num_inserted_tokens",
+        "num_protected_tokens",
+        "num_stored_tokens",
+    )
 
     def __init__(self) -> None:
         self._slots: Slots = NO_SLOTS
         self.num_stored_tokens = 0
         self.num_protected_tokens = 0
+        self.num_inserted_tokens = 0
         self.node: TreeNode | None = None
 
     @property
@@ -78,6 +91,7 @@ class SlotTable:
         """Forget all slots."""
         self._slots = NO_SLOTS
         self.num_stored_tokens = self.num_protected_tokens = 0
+        self.num_inserted_tokens = 0
         self.node = None
 
     def _make_room(self, num_tokens: int) -> None:
@@ -111,12 +125,28 @@ class KVCache(Protocol):
         ...
 
     def unfinished(
-        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+        is_chunk: bool,
     ) -> None:
-        """Share the slots that a request has prefilled, and go on with it."""
+        """Share the slots that a request has prefilled, and go on with it.
+
+        With `num_prompt_tokens` a unified tree has a node that ends with the prompt.
+        """
         ...
 
-    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
+    def finished(
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+    ) -> None:
         """Share the slots that an ended request has stored, and free the rest."""
         ...
 
@@ -144,12 +174,25 @@ class ChunkCache:
         return self.allocator.num_available_tokens >= num_tokens
 
     def unfinished(
-        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+        is_chunk: bool,
     ) -> None:
         pass
 
-    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
-        del tokens, priority
+    def finished(
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+    ) -> None:
+        del tokens, priority, num_prompt_tokens
         self.release(table)
 
     def release(self, table: SlotTable) -> None:
@@ -193,28 +236,44 @@ class TreeCache:
         return slots
 
     def make_room(self, num_tokens: int) -> bool:
-        # the whole of it, not what is missing: the release evicts more than it needs
-        if self.allocator.num_available_tokens < num_tokens:
-            self.tree.evict(num_tokens)
+        num_missing = num_tokens - self.allocator.num_available_tokens
+        if num_missing > 0:
+            # before 0.5.23 the whole of it, not what is missing
+            self.tree.evict(num_missing if self.tree.unified else num_tokens)
         return self.allocator.num_available_tokens >= num_tokens
 
     def unfinished(
-        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+        is_chunk: bool,
     ) -> None:
+        if self.tree.unified:
+            self._check_in(table, tokens, priority, num_prompt_tokens)
+            return
         whole = self._whole_pages(len(tokens))
         slots, protected = table.slots, table.num_protected_tokens
         num_found = self.tree.insert(
             tokens[:whole], slots[:whole], priority, counts=not is_chunk
         )
         self.allocator.free(slots[protected:num_found])
-        found, node = self.tree.match(tokens[:whole])
-        table.replace(protected, found[protected:])
-        assert table.node is not None
-        self.tree.unlock(table.node)
-        self.tree.lock(node)
-        table.node, table.num_protected_tokens = node, len(found)
+        self._hold(table, protected, *self.tree.match(tokens[:whole]))
 
-    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
+    def finished(
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        *,
+        num_prompt_tokens: int = 0,
+    ) -> None:
+        if self.tree.unified:
+            self._check_in(table, tokens, priority, num_prompt_tokens)
+            self.release(table)
+            return
         whole = self._whole_pages(table.num_stored_tokens)
         slots, protected = table.slots, table.num_protected_tokens
         num_found = self.tree.insert(tokens[:whole], slots[:whole], priority)
@@ -223,11 +282,55 @@ class TreeCache:
         self._let_go(table)
 
     def release(self, table: SlotTable) -> None:
+        slots, protected = table.slots, table.num_protected_tokens
         whole = self._whole_pages(table.num_stored_tokens)
-        slots = table.slots
-        self.allocator.free(slots[table.num_protected_tokens : whole])
+        if self.tree.unified:
+            whole = protected
+        self.allocator.free(slots[protected:whole])
         self.allocator.free(slots[whole:])
         self._let_go(table)
+
+    def _check_in(
+        self, table: SlotTable, tokens: Slots, priority: int, num_prompt_tokens: int
+    ) -> None:
+        """Put a prefix into the unified tree, with a node that ends as the prompt does.
+
+        Source: SGLang 0.5.23, ``mem_cache/unified_radix_cache.py``
+        (`checkpoint_into_tree`).
+        """
+        if not len(tokens):
+            return
+        tree, whole = self.tree, self._whole_pages(len(tokens))
+        slots, protected = table.slots, table.num_protected_tokens
+        tree.insert(
+            tokens[:whole],
+            slots[:whole],
+            priority,
+            num_counted=table.num_inserted_tokens,
+        )
+        for first, end in pairwise((0, *tree.passed)):
+            self.allocator.free(slots[max(first, protected) : end])
+        table.num_inserted_tokens = max(table.num_inserted_tokens, whole)
+        node = tree.latest
+        prompt = self._whole_pages(num_prompt_tokens)
+        if 0 < prompt < whole:
+            tree.insert(
+                tokens[:prompt],
+                slots[:prompt],
+                min(priority + 1, _MOST),
+                num_counted=prompt,
+            )
+        self._hold(table, protected, tree.slots_above(node), node)
+
+    def _hold(
+        self, table: SlotTable, protected: int, found: Slots, node: TreeNode
+    ) -> None:
+        """Lock a node in place of the one that was, and take the slots above it."""
+        table.replace(protected, found[protected:])
+        assert table.node is not None
+        self.tree.unlock(table.node)
+        self.tree.lock(node)
+        table.node, table.num_protected_tokens = node, len(found)
 
     def _let_go(self, table: SlotTable) -> None:
         assert table.node is not None

@@ -88,6 +88,11 @@ def test_request_slots_go_round() -> None:
     slots.check([0])
     with pytest.raises(InvariantError):
         slots.check([0, 1])
+    later = RequestSlots(3, from_end=True)  # a batch's in order; row 0 is kept
+    assert later.take_all(2) == [2, 3]
+    later.free(2)
+    assert later.take_all(2) == [1, 2]
+    later.check([1, 2, 3])
 
 
 def test_a_look_splits_a_node_that_it_matches_in_part() -> None:
@@ -158,11 +163,13 @@ class TreeMachine(RuleBasedStateMachine):
         target=tables,
         size=st.sampled_from([1, 2]),
         policy=st.sampled_from(sorted(RANKS)),
+        unified=st.booleans(),
     )
-    def begin(self, size: int, policy: str) -> Any:
+    def begin(self, size: int, policy: str, unified: bool) -> Any:
         if not hasattr(self, "cache"):
-            slots = SlotAllocator(NUM_TOKENS, size)
-            self.cache = TreeCache(slots, RadixCache(slots, policy))
+            slots = SlotAllocator(NUM_TOKENS, size, in_order=unified)
+            tree = RadixCache(slots, policy, counts_hits=unified, unified=unified)
+            self.cache = TreeCache(slots, tree)
         return self.store([1, 2])
 
     def store(self, tokens: list[int]) -> Any:
@@ -210,11 +217,13 @@ class TreeMachine(RuleBasedStateMachine):
     def more(self, tokens: list[int]) -> Any:
         return self.store(tokens) if hasattr(self, "cache") else None
 
-    @rule(entry=tables, priority=st.integers(0, 2))
-    def prefilled(self, entry: Any, priority: int) -> None:
+    @rule(entry=tables, priority=st.integers(0, 2), num_prompt=st.integers(0, 9))
+    def prefilled(self, entry: Any, priority: int, num_prompt: int) -> None:
         if entry is not None and any(entry[0] is each[0] for each in self.held):
             table, key = entry
-            self.cache.unfinished(table, key, priority, is_chunk=False)
+            self.cache.unfinished(
+                table, key, priority, num_prompt_tokens=num_prompt, is_chunk=False
+            )
             assert self.longest(key.tolist()) == table.num_protected_tokens
 
     @rule(entry=consumes(tables), retracts=st.booleans())
@@ -270,6 +279,47 @@ def test_without_a_tree_a_table_is_freed_at_once() -> None:
     cache.finished(table, ids(1, 2, 3), 0)
     assert slots.num_available_tokens == 8
     cache.check([])
+
+
+def test_the_unified_tree_has_a_node_that_ends_as_the_prompt_does() -> None:
+    slots = SlotAllocator(8)
+    tree = RadixCache(slots, counts_hits=True, unified=True)
+    cache, table = TreeCache(slots, tree), SlotTable()
+    cache.match(table, ids(1, 2))
+    table.append(slots.allocate(5))
+    cache.finished(table, ids(1, 2, 3, 4, 5), 3, num_prompt_tokens=3)
+    (prompt,) = tree.root.children.values()
+    (output,) = prompt.children.values()
+    assert (prompt.key.tolist(), output.key.tolist()) == ([1, 2, 3], [4, 5])
+    assert (prompt.priority, output.priority) == (4, 3)
+    assert (prompt.hit_count, output.hit_count) == (1, 1)
+    assert prompt.born == output.born
+    # only what is missing is evicted: three are free, and two more are asked for
+    assert cache.make_room(5)
+    assert tree.evictions == [(2, [(2, 4)])]
+
+
+def test_a_look_at_the_unified_tree_makes_parents_older_than_children() -> None:
+    tree = RadixCache(SlotAllocator(8), unified=True)
+    tree.insert(ids(1, 2, 3, 4), ids(1, 2, 3, 4))
+    tree.match(ids(1, 2, 9))
+    (upper,) = tree.root.children.values()
+    (lower,) = upper.children.values()
+    assert lower.access < upper.access  # touched by the split, not by the look
+    tree.match(ids(1, 2, 3, 4))
+    assert upper.access < lower.access < upper.access + 1
+
+
+def test_pages_are_put_in_front_in_the_order_of_tokens() -> None:
+    for in_order, expected in ((False, [1, 3, 5]), (True, [5, 1, 3])):
+        slots = SlotAllocator(10, 2, in_order=in_order)
+        slots.allocate(5)
+        slots.begin_group()
+        slots.free(ids(10, 11))
+        slots.free(ids(2, 3, 6))
+        slots.end_group()
+        assert slots.num_available_tokens == 6
+        assert slots.allocate(3).tolist() == expected
 
 
 def num_nodes_in_memory() -> int:

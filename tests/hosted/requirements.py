@@ -63,6 +63,7 @@ LIGHT = frozenset(
 SGLANG = frozenset(
     {
         "aiohttp",
+        "apache-tvm-ffi",
         "dill",
         "einops",
         "fastapi",

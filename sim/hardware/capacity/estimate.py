@@ -26,7 +26,12 @@ from sim.hardware.capacity.pool import draft_kv_share, sized_pool
 from sim.hardware.capacity.sglang import (
     CONSTANTS_SOURCE as SGLANG_CONSTANTS_SOURCE,
 )
-from sim.hardware.capacity.sglang import is_sglang, sglang_memory, with_requests
+from sim.hardware.capacity.sglang import (
+    is_sglang,
+    refuse_release,
+    sglang_memory,
+    with_requests,
+)
 from sim.hardware.capacity.transformers import (
     CONSTANTS_SOURCE,
     is_transformers,
@@ -217,6 +222,7 @@ def _estimate_sglang(
     )
     if estimate.pool_source != "profile":
         return estimate
+    refuse_release(engine_version)
     return replace(
         estimate,
         num_gpu_blocks_low=memory.num_blocks_low,

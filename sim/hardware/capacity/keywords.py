@@ -185,7 +185,8 @@ def estimate_capacity(
     if is_transformers(engine_version):
         tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
     elif is_sglang(engine_version):
-        chunk = defaults_of(driver_mib(gpu), tensor_parallel_size).chunked_prefill_size
+        defaults = defaults_of(driver_mib(gpu), tensor_parallel_size, engine_version)
+        chunk = defaults.chunked_prefill_size
         tokens, seqs = max_num_batched_tokens or chunk, max_num_seqs or 0
     else:
         minor, patch = parse_release(engine_version)

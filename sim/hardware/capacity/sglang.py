@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
-_VERSION = re.compile(r"0\.5\.(9|10)(\.post\d{1,2})?")
+_VERSION = re.compile(r"0\.5\.(9|10|23)(\.post\d{1,2})?")
+_FIRST_AFTER_GRAPHS: Final = 23
 _MIB: Final = 2**20
 CONTEXT_GIB: Final = 1.2
 MARGIN_GIB: Final = 0.5
@@ -76,6 +77,8 @@ _BY_MIB: Final = (
 )
 """Below so many MiB: chunk, graphs with fewer than 4 ranks, and with more."""
 _OF_LARGER: Final = (16_384, 512, 512)
+_LATER: Final = {35_840: (4096, 48, 160)}
+"""Rows of 0.5.23 that differ: ``arg_groups/memory_hook.py``."""
 
 
 def is_sglang(engine_version: str) -> bool:
@@ -91,9 +94,12 @@ def driver_mib(gpu: GpuSpec) -> float:
     return _DRIVER_MIB.get(gpu.name, gpu.memory_bytes / _MIB)
 
 
-def defaults_of(memory_mib: float, tensor_parallel_size: int) -> Defaults:
-    """Return the defaults of a card with so much memory."""
-    found = (row[1:] for row in _BY_MIB if memory_mib < row[0])
+def defaults_of(
+    memory_mib: float, tensor_parallel_size: int, engine_version: str = "0.5.9"
+) -> Defaults:
+    """Return a release's defaults of a card with so much memory."""
+    later = _LATER if _sizes_after_graphs(engine_version) else {}
+    found = (later.get(row[0], row[1:]) for row in _BY_MIB if memory_mib < row[0])
     chunk, few, many = next(found, _OF_LARGER)
     return Defaults(chunk, few if tensor_parallel_size < 4 else many)
 
@@ -173,6 +179,24 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
     return SglangMemory(
         total, parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
     )
+
+
+def _sizes_after_graphs(engine_version: str) -> bool:
+    matched = _VERSION.fullmatch(engine_version.strip()[:40])
+    return matched is not None and int(matched[1]) >= _FIRST_AFTER_GRAPHS
+
+
+def refuse_release(engine_version: str) -> None:
+    """Refuse a release that sizes its pool by what graphs have left of the memory.
+
+    Source: SGLang 0.5.23, ``arg_groups/memory_hook.py`` (`post_capture_kv_sizing`).
+    """
+    if _sizes_after_graphs(engine_version):
+        raise CapacityError(
+            f"SGLang {engine_version} sizes its pool by what its graphs leave, which "
+            f"is not built; give the pool (max_total_tokens or "
+            f"num_gpu_blocks_override), or take engine_version 0.5.10"
+        )
 
 
 def refuse_layers(model: ModelArchitecture) -> None:

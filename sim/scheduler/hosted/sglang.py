@@ -58,7 +58,7 @@ class HostedSglang:
         requests: Sequence[Mapping[str, Any]],
         output: Callable[[str, int], int],
     ) -> None:
-        self._api = load_sglang()
+        self._api = self._load()
         self._settings = settings
         self._output = output
         self.ending = ""
@@ -99,6 +99,10 @@ class HostedSglang:
                 )
         return self._lines
 
+    @staticmethod
+    def _load() -> Any:
+        return load_sglang()
+
     # Methods that the event loop calls instead of its own.
 
     def _receive(self, *_: Any, **__: Any) -> list[Any]:
@@ -126,6 +130,10 @@ class HostedSglang:
     def _next_batch(self) -> Any:
         """Let the release schedule, and note what it decided."""
         batch = self._api.Scheduler.get_next_batch_to_run(self._scheduler)
+        self._note_batch(batch)
+        return batch
+
+    def _note_batch(self, batch: Any) -> None:
         line = self._line
         if batch is None:
             line["mode"] = "idle"
@@ -135,19 +143,19 @@ class HostedSglang:
             if tables := self._changed_tables(batch):
                 line["kv"] = tables
         line.update(self._queues())
-        return batch
 
     def _forward(self, *_: Any, **__: Any) -> Any:
         """Play the model: each request has the next token of its stream."""
-        torch = self._api.torch
-        batch = self._scheduler.cur_batch
+        return self._tokens_of(self._scheduler.cur_batch)
+
+    def _tokens_of(self, batch: Any) -> Any:
         ids = [
             self._output(request.rid, length - len(request.origin_input_ids))
             for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)
         ]
         return self._api.GenerationBatchResult(
             logits_output=SimpleNamespace(hidden_states=None),
-            next_token_ids=torch.tensor(ids, dtype=torch.int64),
+            next_token_ids=self._api.torch.tensor(ids, dtype=self._api.torch.int64),
         )
 
     def _process_result(self, batch: Any, result: Any) -> None:
@@ -201,7 +209,7 @@ class HostedSglang:
         if batch.forward_mode.is_decode():
             return [request.rid for request in batch.reqs]
         return [
-            [request.rid, int(num_new), int(before), int(request.req_pool_idx)]
+            [request.rid, int(num_new), int(before), self._row_of(request)]
             for request, num_new, before in zip(
                 batch.reqs, batch.extend_lens, batch.prefix_lens, strict=True
             )
@@ -211,10 +219,17 @@ class HostedSglang:
         size = self._settings["page_size"]
         tables = {}
         for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            row = self._pool.req_to_token[request.req_pool_idx, :length:size]
+            row = self._pool.req_to_token[self._row_of(request), :length:size]
             if change := self._tables.change(request.rid, (row // size).tolist()):
                 tables[request.rid] = change
         return tables
+
+    def _row_of(self, request: Any) -> int:
+        return int(request.req_pool_idx)
+
+    def _ratio(self) -> float:
+        ratio: float = self._scheduler.new_token_ratio
+        return ratio
 
     def _queues(self) -> Line:
         scheduler = self._scheduler
@@ -225,7 +240,7 @@ class HostedSglang:
         line["running"] = [each.rid for each in scheduler.running_batch.reqs]
         if scheduler.running_batch.batch_is_full:
             line["full"] = True
-        line["ratio"] = scheduler.new_token_ratio
+        line["ratio"] = self._ratio()
         line["free"] = self._free()
         if not self._settings["disable_radix_cache"]:
             line["nodes"] = self._num_nodes()
@@ -241,8 +256,11 @@ class HostedSglang:
             tree.protected_size(),
         ]
 
+    def _root(self) -> Any:
+        return self._tree.root_node
+
     def _num_nodes(self) -> int:
-        stack, found = [self._tree.root_node], -1
+        stack, found = [self._root()], -1
         while stack:
             found += 1
             stack.extend(stack.pop().children.values())

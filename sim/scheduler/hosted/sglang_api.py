@@ -13,6 +13,7 @@ import re
 import sys
 import time
 import warnings
+from array import array
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cache
@@ -27,7 +28,7 @@ from sim.errors import SchedulerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_RELEASES: Final = ("0.5.9", "0.5.10")
+_RELEASES: Final = ("0.5.9", "0.5.10", "0.5.23")
 _RELEASE = re.compile(r"(\d+\.\d+\.\d+)")
 _ABSENT: Final = ("torchvision", "compressed_tensors", "sgl_kernel")
 """Packages of kernels and images that are imported and never called."""
@@ -66,7 +67,7 @@ def installed_sglang() -> str:
     matched = _RELEASE.match(found)
     if matched is None or matched[1] not in _RELEASES:
         raise SchedulerError(
-            f"SGLang {' and '.join(_RELEASES)} can be hosted, {found} is installed; "
+            f"SGLang {', '.join(_RELEASES)} can be hosted, {found} is installed; "
             "install one of these"
         )
     return matched[1]
@@ -196,8 +197,8 @@ class SglangApi:
 
         return Paged
 
-    def request(self, told: Mapping[str, Any]) -> Any:
-        """Return the message of a request."""
+    def request(self, told: Mapping[str, Any], **more: Any) -> Any:
+        """Return the message of a request; `more` are fields of later releases."""
         sampling = self._sampling.SamplingParams(
             max_new_tokens=told["output_len"],
             temperature=0.0,
@@ -207,7 +208,7 @@ class SglangApi:
         return self._messages.TokenizedGenerateReqInput(
             rid=told["id"],
             input_text="",
-            input_ids=list(told["prompt"]),
+            input_ids=array("q", told["prompt"]) if more else list(told["prompt"]),
             mm_inputs=None,
             sampling_params=sampling,
             return_logprob=False,
@@ -216,6 +217,7 @@ class SglangApi:
             token_ids_logprob=None,
             stream=False,
             priority=told["priority"],
+            **more,
         )
 
 

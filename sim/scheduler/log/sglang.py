@@ -63,6 +63,8 @@ class SglangLog:
         It goes by what they have written, which is not what they store where a prompt
         was cut for good: by a request without EOS that was cut in the same call.
         """
+        if self.scheduler.settings.makes_plans:  # which says what they store
+            return output.entries
         num_prompts = len(output.entries) - output.num_decoding
         is_ahead = self.scheduler.settings.overlap
         decodes = [

@@ -96,10 +96,13 @@ class PrefillAdder:
     def expected(self, entry: Entry) -> float:
         """Return the tokens that a running request is expected to write yet."""
         left = entry.max_new_tokens - entry.num_outputs
-        return min(left, CLIP_MAX_NEW_TOKENS) * self._ratio
+        is_sure = entry.ignore_eos and self._settings.makes_plans
+        return min(left, CLIP_MAX_NEW_TOKENS) * (1.0 if is_sure else self._ratio)
 
     def _all_expected(self, running: Sequence[Entry]) -> list[float]:
         """Return `expected` of each: many are asked for at once, for each batch."""
+        if self._settings.makes_plans:
+            return [self.expected(each) for each in running]
         most, ratio = CLIP_MAX_NEW_TOKENS, self._ratio
         all_left = [
             each.max_new_tokens
@@ -126,7 +129,10 @@ class PrefillAdder:
         too little.
         """
         reserve = min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
-        return entry.num_extend_tokens + reserve - self.total
+        num_extend = entry.num_extend_tokens
+        if self._settings.makes_plans:
+            num_extend = entry.num_filled - entry.num_prefix_tokens
+        return num_extend + reserve - self.total
 
     def release(self, entry: Entry) -> None:
         """Take note that a running request is preempted."""
@@ -135,7 +141,8 @@ class PrefillAdder:
     def _ceil(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size) * self._page_size
 
-    def _state(self) -> Added:
+    def state(self) -> Added:
+        """Return whether another request may be taken."""
         if self.total <= 0 or self._num_free_tokens - self._current <= 0:
             return Added.NO_TOKEN
         if self._input <= 0 or (self._chunk is not None and self._chunk <= 0):
@@ -163,11 +170,16 @@ class PrefillAdder:
             return Added.OTHER
         if entry.ignore_eos and settings.disable_radix_cache:
             return self._add_ignoring_eos(entry)
-        if refused := self._refused(entry):
+        refused = None if settings.makes_plans else self._refused(entry)
+        if refused:
             return refused
         self._lock(entry)  # what it holds cannot be evicted any more
         num_taken = self._num_taken(entry)
-        if self._num_needed(entry) >= self.total:
+        if settings.makes_plans:
+            refused = self._refused(entry)
+        if refused:
+            pass
+        elif self._num_needed(entry) >= self.total:
             refused = Added.NO_TOKEN
         elif num_taken <= 0:
             refused = Added.OTHER
@@ -179,21 +191,23 @@ class PrefillAdder:
         self._take(entry, num_taken, reserve)
         if is_cut:
             self.chunked = entry
-        return self._state()
+        return self.state()
 
     def _refused(self, entry: Entry) -> Added | None:
         """Return why a request cannot join, as long as its prefix is not locked."""
         if self._num_needed(entry) >= self.total:
             return Added.NO_TOKEN
-        if self._ceil(entry.num_extend_tokens) >= self._input and self.taken:
+        is_cut = self._settings.makes_plans and self._chunk is not None
+        num_input = self._ceil(entry.num_extend_tokens)
+        if num_input >= self._input and self.taken and not is_cut:
             return Added.OTHER
         return None
 
-    @staticmethod
-    def _num_needed(entry: Entry) -> int:
+    def _num_needed(self, entry: Entry) -> int:
         """Return the tokens that all of its prompt and its outputs need."""
         left = max(entry.num_left, 0)
-        return entry.num_extend_tokens + min(left, CLIP_MAX_NEW_TOKENS)
+        num_extra = self._page_size if self._settings.makes_plans else 0
+        return entry.num_extend_tokens + min(left, CLIP_MAX_NEW_TOKENS) + num_extra
 
     def _num_taken(self, entry: Entry) -> int:
         """Return the prompt tokens that the chunk lets in: whole pages, or all."""
@@ -229,6 +243,8 @@ class PrefillAdder:
         """
         num_extend = entry.num_extend_tokens
         num_input = self._ceil(num_extend)
+        if self._settings.makes_plans:
+            num_input += self._page_size
         num_current = self._num_free_tokens - self._current
         if num_input > min(num_current, self.total):
             return Added.NO_TOKEN
@@ -253,7 +269,7 @@ class PrefillAdder:
         else:
             self._take(entry, self._chunk, 0)
             self.chunked = entry
-        return self._state()
+        return self.state()
 
     def _ending(self, entry: Entry) -> tuple[float, int]:
         """Return the tokens that it writes yet, and those that it frees then."""

@@ -68,6 +68,7 @@ class Holdings:
             settings.max_total_num_tokens,
             settings.page_size,
             need_sort=settings.need_sort,
+            in_order=settings.makes_plans,
         )
         self.tree: RadixCache | None = None
         if not settings.disable_radix_cache:
@@ -75,13 +76,16 @@ class Holdings:
                 self.allocator,
                 settings.radix_eviction_policy,
                 counts_hits=settings.patch >= 10,
+                unified=settings.makes_plans,
             )
         self.cache: ChunkCache | TreeCache = (
             ChunkCache(self.allocator)
             if self.tree is None
             else TreeCache(self.allocator, self.tree)
         )
-        self.request_slots = RequestSlots(settings.num_request_slots)
+        self.request_slots = RequestSlots(
+            settings.num_request_slots, from_end=settings.makes_plans
+        )
         self.holders: dict[Entry, None] = {}
         self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0
         self.num_evictions = 0
@@ -103,7 +107,7 @@ class Holdings:
 
     def look_up(self, entry: Entry) -> None:
         """Find the cached prefix of a waiting request, all but its last token."""
-        num_tokens = entry.num_tokens
+        num_tokens = entry.num_filled = entry.num_tokens
         tokens = self._tokens(entry, max(num_tokens - 1, 0))
         slots = self.cache.match(entry.table, tokens)
         entry.table.begin(slots)
@@ -121,8 +125,9 @@ class Holdings:
                 "`--max-running-requests`. req_to_token_pool.available_size()="
                 f"{num_free}, num_reqs={len(entries)}, "
             )
-        for entry in newcomers:
-            entry.slot = self.request_slots.take()
+        rows = self.request_slots.take_all(len(newcomers))
+        for entry, row in zip(newcomers, rows, strict=True):
+            entry.slot = row
             self._count(entry, 1)
         num_tokens = sum(entry.num_extend_tokens for entry in entries)
         self.cache.make_room(num_tokens + (0 if size == 1 else len(entries) * size))
@@ -151,7 +156,13 @@ class Holdings:
         table = entry.table
         before = table.num_protected_tokens
         tokens = self._tokens(entry, entry.num_fill_tokens)
-        self.cache.unfinished(table, tokens, entry.request.priority, is_chunk=is_chunk)
+        self.cache.unfinished(
+            table,
+            tokens,
+            entry.request.priority,
+            num_prompt_tokens=entry.num_prompt_tokens,
+            is_chunk=is_chunk,
+        )
         self.num_shared_tokens += table.num_protected_tokens - before
 
     # -- decodes --------------------------------------------------------------
@@ -264,7 +275,12 @@ class Holdings:
         self._count(entry, -1)
         table = entry.table
         tokens = self._tokens(entry, len(table))
-        self.cache.finished(table, tokens, entry.request.priority)
+        self.cache.finished(
+            table,
+            tokens,
+            entry.request.priority,
+            num_prompt_tokens=entry.num_prompt_tokens,
+        )
         self._free_slot(entry)
 
     def _free_slot(self, entry: Entry) -> None:

@@ -11,6 +11,7 @@ from cache.sglang.radix_cache import RadixCache
 from sim.scheduler.sglang.settings import (
     IN_BATCH_PREFIX_TOKENS,
     LONGEST_MATCHED_QUEUE,
+    PREFIX_REFRESH_INTERVAL,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class SchedulePolicy:
         self._sign = 1 if settings.schedule_low_priority_values_first else -1
         self._tree = tree
         self._tokens = tokens
+        self._refreshes = settings.makes_plans and (
+            settings.radix_eviction_policy == "lru" and tree is not None
+        )
+        self._num_refreshes = 0
 
     def urgency(self, entry: Entry) -> tuple[int, int]:
         """Return the sort key of the queue by priority: the smallest comes first."""
@@ -109,6 +114,20 @@ class SchedulePolicy:
                 )
             else:
                 self._sort_depth_first(waiting)
+            return
+        if self._refreshes and waiting:
+            self._refresh(waiting)
+
+    def _refresh(self, waiting: list[Entry]) -> None:
+        """Touch what waiting requests would reuse, now and then, the first one last.
+
+        Source: SGLang 0.5.23, `SchedulePolicy._touch_waiting_prefixes`.
+        """
+        assert self._tree is not None
+        if self._num_refreshes % PREFIX_REFRESH_INTERVAL == 0:
+            for entry in reversed(waiting[:LONGEST_MATCHED_QUEUE]):
+                self._tree.match(self._tokens(entry))
+        self._num_refreshes += 1
 
     def _longest_first(self, entry: Entry) -> tuple[int, ...]:
         if self._by_priority:
@@ -124,6 +143,8 @@ class SchedulePolicy:
             tokens = self._tokens(entry)
             slots, node = self._tree.match(tokens)
             entry.num_matched_tokens, entry.table.node = len(slots), node
+            if self._tree.unified:
+                entry.num_matched_tokens = min(len(slots), max(len(tokens) - 1, 0))
             if len(slots) > IN_BATCH_PREFIX_TOKENS:
                 continue
             others, _ = found.match(tokens)

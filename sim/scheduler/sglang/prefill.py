@@ -106,9 +106,9 @@ class PrefillScheduler(SglangScheduler):
             self.holdings.share(self.chunked, is_chunk=True)
         return self._prefill_batch(output)
 
-    def _num_admissible(self, num_running: int) -> int:
+    def _num_admissible(self, num_running: int, num_held: int = 0) -> int:
         num_rows = self.holdings.request_slots.num_free
-        return min(super()._num_admissible(num_running), num_rows)
+        return min(super()._num_admissible(num_running, num_held), num_rows)
 
     # -- prompts that are sent --------------------------------------------------
 

@@ -85,6 +85,8 @@ class Entry:
         Of the latest look at the queue.
     num_fill_tokens
         Stored after its latest batch of a prompt.
+    num_filled
+        Tokens that it had when it was last looked up, or decoded beside prompts.
     num_received_outputs
         Of another engine: its first token, once that is there.
     is_ended
@@ -107,6 +109,7 @@ class Entry:
         "max_new_tokens",
         "num_extend_tokens",
         "num_fill_tokens",
+        "num_filled",
         "num_known",
         "num_matched_tokens",
         "num_prefix_tokens",
@@ -132,7 +135,7 @@ class Entry:
         self.table = SlotTable()
         self.slot = -1
         self.num_prefix_tokens = self.num_extend_tokens = 0
-        self.num_matched_tokens = self.num_fill_tokens = 0
+        self.num_matched_tokens = self.num_fill_tokens = self.num_filled = 0
         self.num_received_outputs = 0
         self.is_ended = self.is_finished = self.is_retracted = False
         self.entered = 0
@@ -144,6 +147,11 @@ class Entry:
         """Return the entry of a request that arrives, cut to what can be served."""
         request.max_num_tokens = min(request.max_num_tokens, settings.longest_request)
         max_new_tokens = request.max_num_tokens - request.num_prompt_tokens
+        if settings.makes_plans:
+            size = settings.page_size
+            room = settings.max_total_num_tokens - -(-len(prompt) // size) * size
+            max_new_tokens = max(min(max_new_tokens, room - size - 1), 0)
+            request.max_num_tokens = request.num_prompt_tokens + max_new_tokens
         if len(prompt) > settings.longest_prompt:
             prompt = np.zeros(1, np.int64)
             request.max_num_tokens = request.num_prompt_tokens + 1
@@ -167,6 +175,7 @@ class Entry:
     def go_on(self) -> None:
         """Let a prompt go on behind its latest chunk."""
         self.num_prefix_tokens = self.table.num_stored_tokens
+        self.num_filled = self.num_tokens
         self.num_extend_tokens = self.num_tokens - self.num_prefix_tokens
 
     def retract(self) -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cache.errors import require
-from cache.sglang.allocator import SlotAllocator
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.sglang.adder import Added, PrefillAdder
-from sim.scheduler.sglang.holdings import Holdings, OutOfMemoryError
-from sim.scheduler.sglang.policy import SchedulePolicy
-from sim.scheduler.sglang.queue import WaitingQueue
-from sim.scheduler.sglang.ratio import NewTokenRatio
+from sim.scheduler.sglang.holdings import OutOfMemoryError
 from sim.scheduler.sglang.requests import Entry, Mode, ScheduleBatch, SglangOutput
+from sim.scheduler.sglang.state import SglangState
 from sim.scheduler.v1.in_flight import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence, Sized
+    from collections.abc import Iterable, Sequence
 
-    from sim.scheduler.base import CacheUsage, SchedulerOutput
-    from sim.scheduler.settings import CacheConfig
-    from sim.scheduler.sglang.settings import Settings
-
-    NoteTree = Callable[[float, tuple[int, int, int], float], None]
+    from sim.scheduler.base import SchedulerOutput
 
 
-class SglangScheduler:
+class SglangScheduler(SglangState):
     """Prefill first; the running requests decode where there is nothing to prefill.
 
     1. A prompt of which a chunk was computed goes into the tree as far as it is.
@@ -39,29 +29,6 @@ class SglangScheduler:
        unlocked nodes are evicted, requests with few outputs are *retracted*: they lose
        their slots, wait at the end of the queue and are prefilled again.
 
-    Parameters
-    ----------
-    settings
-        Arguments, under SGLang's names.
-    cache
-        The pool, in pages; None for what `settings` say.
-
-    Attributes
-    ----------
-    queue, running_batch
-        Requests that wait, and those that run.
-    chunked
-        The request whose prefill goes on in a later step.
-    ratio
-        Share of their limits that running requests are expected to write.
-    ended
-        Requests that the latest result ended, withdrawn ones among them.
-    note_tree
-        Takes, after each call, the time, evictable tokens, protected ones and nodes of
-        the tree, and the ratio; None if nothing does.
-    num_lost_requests
-        Pushed out for a request that then did not fit: the release forgets them.
-
     Notes
     -----
     Source: SGLang 0.5.9, ``managers/scheduler.py`` (`get_next_batch_to_run`),
@@ -69,75 +36,6 @@ class SglangScheduler:
     """
 
     generation = "sglang"
-    _slots: type[SlotAllocator] = SlotAllocator
-
-    def __init__(self, settings: Settings, cache: CacheConfig | None = None) -> None:
-        if cache is not None:
-            settings = replace(
-                settings,
-                max_total_num_tokens=cache.num_gpu_blocks * cache.block_size,
-                page_size=cache.block_size,
-                disable_radix_cache=not cache.enable_prefix_caching,
-            )
-        self.settings = settings
-        self.max_concurrent_batches = settings.max_concurrent_batches
-        self.holdings = Holdings(settings, self._slots)
-        self.tree, self.cache = self.holdings.tree, self.holdings.cache
-        self.running_batch = ScheduleBatch()
-        self.chunked: Entry | None = None
-        self.ratio = NewTokenRatio(*settings.ratios)
-        self.note_tree: NoteTree | None = None
-        self._told_of_tree = (0, 0, 0)
-        self._rested_s = inf  # since when nothing is left to do
-        self._was_idle = False
-        self.ended: list[Request] = []
-        self.num_lost_requests = 0
-        self.num_wasted_tokens = 0
-        self._last: ScheduleBatch | None = None
-        self._entries: dict[Request, Entry] = {}  # unfinished, as the engine sees it
-        self._ending: list[Entry] = []  # withdrawn, and in a batch yet
-        self._policy = SchedulePolicy(settings, self.tree, self.holdings.all_tokens)
-        self.queue = WaitingQueue(settings, self._policy)
-        self._processing: tuple[SglangOutput, list[Entry]] | None = None
-        self._now_s = 0.0
-
-    # -- queues ---------------------------------------------------------------
-
-    @property
-    def waiting(self) -> Sized:
-        """The queue."""
-        return self.queue.entries
-
-    @property
-    def num_running(self) -> int:
-        return len(self._entries) - self.num_waiting
-
-    @property
-    def num_waiting(self) -> int:
-        # what was withdrawn and then retracted stands in the queue once more
-        return len(self.queue.entries) - sum(entry.slot < 0 for entry in self._ending)
-
-    @property
-    def num_swapped(self) -> int:
-        return 0
-
-    @property
-    def new_token_ratio(self) -> float:
-        """The value of `ratio`."""
-        return self.ratio.value
-
-    @property
-    def unfinished(self) -> Iterable[Request]:
-        """Requests that wait or run."""
-        return self._entries
-
-    @property
-    def max_servable_tokens(self) -> int:
-        """Longest sequence that comes to its end, if two tokens early."""
-        return min(self.settings.context_len, self.settings.max_total_num_tokens - 1)
-
-    def admission_error(self, request: Request) -> str | None:
-        return self.settings.admission_error(request.num_prompt_tokens)
 
     def add_request(self, request: Request) -> None:
         if not self._entries and request.arrival_s > self._rested_s:
@@ -156,7 +54,9 @@ class SglangScheduler:
         request.move_to(RequestStatus.FINISHED_ABORTED)
         entry = self._entries.pop(request)
         self._rested_s = self._now_s
-        if not self.queue.withdraw(entry):
+        if self.settings.makes_plans and entry is self.chunked:
+            self._dropping = entry
+        elif not self.queue.withdraw(entry):
             entry.is_ended = True
             self._ending.append(entry)
 
@@ -170,6 +70,7 @@ class SglangScheduler:
         self._last = batch
         if batch is not None:
             output.take(batch)
+        self._queued_output = output if self.settings.overlap else None
         self._refuse_rejected(output)
         self._tell_of_tree()
         return output
@@ -181,32 +82,81 @@ class SglangScheduler:
 
     def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Return the batch of the step: prompts, else all that run."""
+        makes_plans = self.settings.makes_plans
+        self._drop_chunk()
         chunked, last, running = self.chunked, self._last, self.running_batch
         if chunked is not None:
             self.holdings.share(chunked, is_chunk=True)
         if last is not None and last.mode is not Mode.DECODE:
             if last.filter((chunked, last.chunked)):
                 running.is_full = False
-            decoding = [] if last.is_prefill_only else last.entries
+            is_empty = last.is_prefill_only and not makes_plans
+            decoding = [] if is_empty else last.entries
             if decoding and not running.entries:
-                self.running_batch = ScheduleBatch(decoding)
+                running = self.running_batch = ScheduleBatch(
+                    decoding, is_prefill_only=last.is_prefill_only
+                )
             elif decoding:
                 running.entries = running.entries + decoding
+                running.is_prefill_only &= last.is_prefill_only
+        if makes_plans and running.filter():
+            running.is_full = False
         batch = self._prefill_batch(output)
-        if batch is not None or not self.running_batch.entries:
+        running = self.running_batch
+        if (
+            batch is not None
+            or not running.entries
+            or (makes_plans and running.is_prefill_only)
+        ):
             return batch
         return self._decode_batch(output)
+
+    def _drop_chunk(self) -> None:
+        """Let go of a prompt that was withdrawn between two of its chunks.
+
+        Source: SGLang 0.5.23, `process_pending_chunked_abort`.
+        """
+        entry, self._dropping = self._dropping, None
+        if entry is not None:
+            self.holdings.release(entry)
+            entry.is_finished = True
+            self.chunked = None
+            self.queue.dropped.append(entry.request)
+
+    def _finishing(self, entries: Iterable[Entry]) -> set[Entry]:
+        """Return those whose queued result is their last by their limits.
+
+        Source: SGLang 0.5.23, `_reqs_finishing_inflight`.
+        """
+        if not self.settings.makes_plans or self._queued_output is None:
+            return set()
+        awaited = {entry for entry, _, _ in self._queued_output.entries}
+        return {
+            each
+            for each in entries
+            if each in awaited and each.num_outputs + 1 >= each.max_new_tokens
+        }
 
     # -- prefill --------------------------------------------------------------
 
     def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         settings, running = self.settings, self.running_batch
-        if settings.enable_priority_scheduling:
+        if settings.enable_priority_scheduling or (
+            settings.makes_plans and not running.entries
+        ):
             running.is_full = False
         if self.chunked is None and (running.is_full or not self.queue.entries):
             return None
         is_mixed = settings.is_mixed
         num_running = len(running.entries)
+        if (
+            settings.makes_plans
+            and self.chunked is None
+            and not settings.enable_priority_scheduling
+            and self._num_admissible(num_running) <= 0
+        ):
+            running.is_full = True
+            return None
         self._policy.sort(self.queue.entries)
         adder = PrefillAdder(
             settings,
@@ -222,6 +172,10 @@ class SglangScheduler:
                 self.chunked = None
         preempted: list[Entry] = []
         self._take_waiting(adder, num_running, preempted, output)
+        if not adder.taken and settings.makes_plans:
+            for entry in preempted:
+                self.queue.enter(entry)
+            return None
         if not adder.taken:
             self._lose(preempted, output)
             return None
@@ -236,14 +190,26 @@ class SglangScheduler:
             self.holdings.admit(entry, self._now_s)
         self.holdings.extend(batch.entries)
         if is_mixed and running.entries:
-            running.filter()
-            if running.entries:
-                self.holdings.grow(running.entries)
-                batch.entries = batch.entries + running.entries
-                batch.num_decoding = len(running.entries)
-                batch.mode, batch.is_prefill_only = Mode.MIXED, False
-            self.running_batch = ScheduleBatch(is_full=running.is_full)
+            self._mix(batch, running)
         return batch
+
+    def _mix(self, batch: ScheduleBatch, running: ScheduleBatch) -> None:
+        """Let those that run decode beside prompts; from 0.5.23 on if there is room."""
+        makes_plans = self.settings.makes_plans
+        finishing = self._finishing(running.entries)
+        running.filter(finishing)
+        if finishing:
+            running.is_full = False
+        if makes_plans and not (running.entries and self._has_room(running.entries)):
+            return
+        if running.entries:
+            self.holdings.grow(running.entries)
+            for entry in running.entries:
+                entry.num_filled = entry.num_tokens
+            batch.entries = batch.entries + running.entries
+            batch.num_decoding = len(running.entries)
+            batch.mode, batch.is_prefill_only = Mode.MIXED, False
+        self.running_batch = ScheduleBatch(is_full=running.is_full)
 
     def _take_waiting(
         self,
@@ -253,9 +219,14 @@ class SglangScheduler:
         output: SglangOutput,
     ) -> None:
         """Take requests from the head of the queue until one does not fit."""
-        running = self.running_batch
+        running, makes_plans = self.running_batch, self.settings.makes_plans
         most = self._num_admissible(num_running)
         for entry in self.queue.entries:
+            if makes_plans:
+                if adder.state() is Added.OTHER:
+                    break
+                num_held = sum(each.slot >= 0 for each in adder.taken)
+                most = self._num_admissible(len(running.entries), num_held)
             if len(adder.taken) >= most:
                 running.is_full = True
             if running.is_full and not (
@@ -269,23 +240,33 @@ class SglangScheduler:
                 entry.table.clear()
             if added is not Added.CONTINUE:
                 if added is Added.NO_TOKEN:
-                    running.is_full = True
+                    running.is_full = not makes_plans or bool(
+                        adder.taken or running.entries
+                    )
                 break
 
-    def _num_admissible(self, num_running: int) -> int:
-        return self.settings.max_running_requests - num_running
+    def _num_admissible(self, num_running: int, num_held: int = 0) -> int:
+        """Return how many may join; `num_held` of them hold rows already."""
+        most = self.settings.max_running_requests - num_running
+        if not self.settings.makes_plans:
+            return most
+        return min(most, self.holdings.request_slots.num_free + num_held)
 
     # -- decode ---------------------------------------------------------------
 
     def _decode_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Let all that run decode; retract some where memory is short."""
         running = self.running_batch
-        shrank = running.filter()
+        finishing = self._finishing(running.entries)
+        shrank = running.filter(finishing)
         if not running.entries:
             running.is_full = False
             return None
         if self._has_room(running.entries):
             self.ratio.decay()
+        elif finishing:  # whose slots are free after this step
+            running.is_full = False
+            return None
         else:
             shrank = True
             self._retract(output)
@@ -321,6 +302,7 @@ class SglangScheduler:
             output.preemptions += found
             output.retracted.append(entry.request)
         if len(entries) == 1 and not self.holdings.has_room(entries):
+            # cannot be from 0.5.23 on, whose limits leave room for each alone
             raise OutOfMemoryError(
                 "Failed to retract any request. No space left for only one request."
             )
@@ -404,11 +386,13 @@ class SglangScheduler:
         entries: list[Entry] = []
         for entry, _, _ in output.entries:
             request = entry.request
+            if entry is output.chunked:
+                continue
             if entry.is_finished:
                 wasted.append(request)
             elif entry.is_retracted:
                 stale.append(request)
-            elif entry is not output.chunked:
+            else:
                 entries.append(entry)
                 if not request.status.is_finished:
                     requests.append(request)
@@ -422,18 +406,21 @@ class SglangScheduler:
             self._rested_s = finished[-1].finish_s
         assert self._processing is not None
         (output, entries), self._processing = self._processing, None
+        if output is self._queued_output:
+            self._queued_output = None
         num_prompts = len(output.entries) - output.num_decoding
         decoding = {entry for entry, _, _ in output.entries[num_prompts:]}
         is_decode = output.mode is Mode.DECODE
         self.ended = []
-        if is_decode:
+        in_group = is_decode or self.settings.makes_plans
+        if in_group:
             self.holdings.allocator.begin_group()
         for entry in entries:
             if entry.request.status.is_finished:
                 self._end(entry)
             elif not (is_decode or entry in decoding):
                 self.holdings.share(entry)
-        if is_decode:
+        if in_group:
             self.holdings.allocator.end_group()
         if self._is_idle(output):
             self.ratio.reset()
@@ -441,6 +428,10 @@ class SglangScheduler:
     def _is_idle(self, output: SglangOutput) -> bool:
         """Whether the release's loop had nothing to run, nor a result to process."""
         was_idle, self._was_idle = self._was_idle, self._last is None
+        if self.settings.makes_plans and (
+            self.running_batch.entries or self.chunked or self.queue.entries
+        ):
+            return False
         if not self.settings.overlap:
             return self._last is None
         return self._last is None and was_idle and output.mode is None
@@ -462,28 +453,11 @@ class SglangScheduler:
 
         Requests that were withdrawn while they ran end with their next token.
         """
+        self._drop_chunk()
         for entry in [each for each in self._ending if each.slot >= 0]:
             self._end(entry)
         self.chunked = None
+        self._queued_output = None
         self.running_batch = ScheduleBatch()
         self._last = None
         self.ratio.reset()
-
-    # -- into the engine's terms ----------------------------------------------
-
-    def cache_usage(self) -> CacheUsage:
-        return self.holdings.usage()
-
-    def summary(self) -> dict[str, Any]:
-        holdings = self.holdings
-        holdings.count_evictions()
-        found = holdings.prefix_cache_stats.summary(holdings.num_evictions)
-        if self.num_lost_requests:
-            found["num_lost_requests"] = self.num_lost_requests
-        return found
-
-    def check(self) -> None:
-        self.holdings.check()
-        self.queue.check()
-        waiting = {entry.request for entry in self.queue.entries}
-        require(waiting <= self._entries.keys(), "a request waits that the engine lost")

@@ -20,6 +20,9 @@ CLIP_MAX_NEW_TOKENS: Final = 4096
 IN_BATCH_PREFIX_TOKENS: Final = 32
 LONGEST_MATCHED_QUEUE: Final = 128
 FEW_REQUESTS: Final = 32
+PREFIX_REFRESH_INTERVAL: Final = 32
+FIRST_WITH_PLANS: Final = 23
+"""Its loop makes plans, and its tree is the unified one: 0.5.23."""
 """The release's environment variables, at their defaults: SGLang 0.5.9,
 ``environ.py`` and ``managers/schedule_policy.py``."""
 
@@ -83,7 +86,7 @@ class Settings:
     need_sort
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
-        0.5.9 or 0.5.10.
+        0.5.9, 0.5.10 or 0.5.23.
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
 
@@ -157,6 +160,11 @@ class Settings:
                 f"schedule_policy must be one of {', '.join(_OF_PRIORITIES)} with "
                 f"enable_priority_scheduling, got '{self.schedule_policy}'"
             )
+        if self.makes_plans and self.kv_transfer is not None:
+            raise SchedulerError(
+                "prefill and decode apart are SGLang 0.5.9 or 0.5.10, got "
+                f"engine_version {self.engine_version}; take one of these"
+            )
         if self.radix_eviction_policy == "slru" and self.patch < 10:
             raise SchedulerError(
                 "radix_eviction_policy: slru is of SGLang 0.5.10, got engine_version "
@@ -191,6 +199,11 @@ class Settings:
     def patch(self) -> int:
         """The release that it follows: 9 for 0.5.9, 10 for 0.5.10.post1."""
         return int(self.engine_version.split(".")[2])
+
+    @property
+    def makes_plans(self) -> bool:
+        """Whether it follows the rules of 0.5.23."""
+        return self.patch >= FIRST_WITH_PLANS
 
     @property
     def chunk(self) -> int | None:

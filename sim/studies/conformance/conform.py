@@ -316,6 +316,8 @@ def as_file(workload: DecisionWorkload) -> dict[str, Any]:
         **({} if workload.kv is None else {"kv": _kv_as_file(workload.kv)}),
         "requests": [
             request.model_dump(mode="json", exclude_defaults=True)
+            # none is not the default one, for SGLang
+            | request.model_dump(include={"priority"}, exclude_unset=True)
             for request in workload.requests
         ],
     }

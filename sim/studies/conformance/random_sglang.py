@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sim.scheduler.sglang.settings import SCHEDULE_POLICIES
+from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, SCHEDULE_POLICIES
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
     as_workload,
@@ -21,6 +21,8 @@ def random_sglang_workload(seed: int, release: str) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release."""
     draw = Random(f"sglang {seed}")
     config = _random_config(draw)
+    if int(release.split(".")[2]) >= FIRST_WITH_PLANS:
+        _squeeze(Random(f"plans {seed}"), config)
     is_by_priority = config.get("enable_priority_scheduling", False)
     requests = random_requests(
         draw,
@@ -76,6 +78,18 @@ def _random_config(draw: Random) -> dict[str, Any]:
     else:
         config["schedule_policy"] = draw.choice(SCHEDULE_POLICIES)
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _squeeze(draw: Random, config: dict[str, Any]) -> None:
+    """Let some engines mix small chunks with decodes that nobody expects."""
+    if draw.random() < 0.3:
+        config["enable_mixed_chunk"] = True
+        chunk = draw.randint(1, 12)
+        config["chunked_prefill_size"] = _pages(chunk, config["page_size"])
+        config["schedule_conservativeness"] = draw.choice((0.0, 0.02))
+        config["max_running_requests"] = draw.choice((3, 8, 64))
+    if draw.random() < 0.1:
+        config["radix_eviction_policy"] = "slru"
 
 
 def _pages(num_tokens: int, page_size: int) -> int:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from sim.engine.sampling import InFlightSampler
 from sim.scheduler.hosted.sglang import HostedSglang
+from sim.scheduler.hosted.sglang_api import installed_sglang
+from sim.scheduler.hosted.sglang_plans import HostedPlans
 from sim.scheduler.log.lines import names_of
 from sim.scheduler.log.sglang import SglangLog
 from sim.scheduler.sglang.holdings import OutOfMemoryError
 from sim.scheduler.sglang.scheduler import SglangScheduler
-from sim.scheduler.sglang.settings import Settings
+from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, Settings
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import SglangEngine
 from sim.studies.conformance.stream_tokens import token
@@ -171,7 +173,10 @@ def hosted_lines(workload: DecisionWorkload) -> list[Line]:
         }
         for raw in workload.requests
     ]
-    hosted = HostedSglang(settings, requests, lambda name, at: token(seeds[name], at))
+    makes_plans = int(installed_sglang().rpartition(".")[2]) >= FIRST_WITH_PLANS
+    hosted = (HostedPlans if makes_plans else HostedSglang)(
+        settings, requests, lambda name, at: token(seeds[name], at)
+    )
     return hosted.lines()
 
 

@@ -29,7 +29,9 @@ from tests.sim.fleet.test_routers import request as request_of
 
 
 def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
-    settings: Any = Told(page_size=1, patch=9, max_prefill_tokens=10_000, chunk=None)
+    settings: Any = Told(
+        page_size=1, patch=9, max_prefill_tokens=10_000, chunk=None, makes_plans=False
+    )
     for num_free, told in ((150, Added.NO_TOKEN), (151, None)):
         cache: Any = Told(
             allocator=Told(num_available_tokens=num_free), num_evictable_tokens=0
@@ -41,7 +43,7 @@ def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
 
 def test_sglang_lets_a_prompt_that_is_too_long_end_with_a_token() -> None:
     request: Any = Told(num_prompt_tokens=900, max_num_tokens=1_000, ignore_eos=False)
-    settings: Any = Told(longest_request=2_000, longest_prompt=800)
+    settings: Any = Told(longest_request=2_000, longest_prompt=800, makes_plans=False)
     entry = Entry.of(request, np.arange(900), settings)
     assert (request.max_num_tokens, entry.num_prompt_tokens) == (901, 1)
 

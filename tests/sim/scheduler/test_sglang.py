@@ -12,13 +12,14 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
-from sim.errors import ConfigError, UserError
+from sim.errors import ConfigError, SchedulerError, UserError
 from sim.hardware.capacity.sglang import default_fraction, defaults_of
 from sim.results import schema
 from sim.results.folder import RunFolder
 from sim.results.recording.usage import mean_between
 from sim.scheduler.sglang.clocked import ClockedSglangScheduler
 from sim.scheduler.sglang.requests import ScheduleBatch, SglangOutput
+from sim.scheduler.sglang.settings import Disaggregation, Settings
 from sim.simulation.pools import pools_of, transfer_settings
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
@@ -68,6 +69,18 @@ def ran(data: dict[str, Any]) -> Any:
         {"enable_priority_scheduling": True, "max_running_requests": 6},
         {"page_size": 1, "engine_version": "0.5.10", "radix_eviction_policy": "slru"},
         {"chunked_prefill_size": -1},
+        *(
+            {"engine_version": "0.5.23", "max_total_tokens": 320} | engine
+            for engine in (
+                {},
+                {"disable_overlap_schedule": True, "schedule_policy": "lpm"},
+                {"disable_radix_cache": True, "page_size": 1},
+                {"enable_mixed_chunk": True, "chunked_prefill_size": 64},
+                {"enable_priority_scheduling": True, "max_running_requests": 6},
+                {"page_size": 1, "radix_eviction_policy": "slru"},
+                {"chunked_prefill_size": -1, "schedule_policy": "dfs-weight"},
+            )
+        ),
     ],
 )
 def test_under_pressure_all_are_served(engine: dict[str, Any]) -> None:
@@ -264,7 +277,10 @@ def test_a_pool_of_other_pages_has_the_tokens_of_all() -> None:
         ),
         ({"watermark": 0.1}, "watermark: the sglang generation has no such key"),
         ({"pipeline_parallel_size": 2}, "pipelines are built for v1 only, got 2"),
-        ({"engine_version": "0.5.8"}, "covers SGLang 0.5.9 and 0.5.10, got '0.5.8'"),
+        (
+            {"engine_version": "0.5.8"},
+            "covers SGLang 0.5.9, 0.5.10 and 0.5.23, got '0.5.8'",
+        ),
         ({"radix_eviction_policy": "lfru"}, "radix_eviction_policy must be one of lru"),
         (
             {"enable_priority_scheduling": True, "schedule_policy": "lpm"},
@@ -300,8 +316,30 @@ def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -
     assert "num_cpu_blocks" not in told
     assert kvsim([*words, "--engine-version", "0.5.10", "--quiet"]) == 0
     assert capsys.readouterr().out == "413817\n"
+    assert kvsim([*words, "--engine-version", "0.5.23", "--quiet"]) == 2
+    assert "sizes its pool by what its graphs leave" in capsys.readouterr().err
+    given = ["--num-gpu-blocks-override", "4096", "--quiet"]
+    assert kvsim([*words, "--engine-version", "0.5.23", *given]) == 0
+    assert capsys.readouterr().out == "4096\n"
     assert kvsim([*words, "--engine", "sglang", "--engine-version", "0.33"]) == 2
     assert "must be 0.5.9 or 0.5.10 with --engine sglang" in capsys.readouterr().err
+
+
+def test_a_request_ends_a_step_earlier_where_plans_are_made() -> None:
+    """With overlap its last step is the one that its limit ends it with."""
+    data = data_of(engine_version="0.5.23", max_total_tokens=1 << 16)
+    data["workload"]["synthetic"]["num_requests"] = 1
+    data["workload"]["output_end"] = "length"
+    before = data | {"engine": data["engine"] | {"engine_version": "0.5.10"}}
+    later, earlier = ran(data), ran(before)
+    ends, waste = (each.steps["output_s"].iloc[-1] for each in (later, earlier))
+    assert ends == later.requests["finish_s"].iloc[0] < waste
+    assert later.summary["path_reason"].endswith("with SGLang 0.5.23")
+
+
+def test_prefill_and_decode_apart_are_of_earlier_releases() -> None:
+    with pytest.raises(SchedulerError, match=r"apart are SGLang 0\.5\.9 or 0\.5\.10"):
+        Settings(engine_version="0.5.23", kv_transfer=Disaggregation("decode"))
 
 
 def test_the_command_that_serves_it_has_its_own_options() -> None:

@@ -1,0 +1,43 @@
+"""Our `sglang` as 0.5.23 against logs of that release's own scheduler (promise 2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.studies.conformance import (
+    driver_of,
+    first_difference,
+    load_workload,
+    read_log,
+    write_log,
+)
+from sim.studies.conformance.conform import Comparison, Coverage
+
+HERE = Path(__file__).parent / "sglang_plans"
+ENDING = ".workload.json"
+NAMES = sorted(path.name.removesuffix(ENDING) for path in HERE.glob(f"*{ENDING}"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
+    golden, ours = HERE / f"{name}.golden.jsonl.gz", tmp_path / "ours.jsonl.gz"
+    driver = driver_of(load_workload(HERE / f"{name}{ENDING}"), check=True)
+    write_log(driver.lines(), ours)
+    difference = first_difference(read_log(golden), read_log(ours))
+    assert difference is None, difference.in_words(("real engine", "kvsim"))
+
+
+def test_the_logs_meet_its_rules() -> None:
+    coverage = Coverage()
+    for name in NAMES:
+        workload = load_workload(HERE / f"{name}{ENDING}")
+        lines = list(read_log(HERE / f"{name}.golden.jsonl.gz"))
+        coverage.add(workload, Comparison(None, lines))
+    missing = {
+        *("overlap", "pages", "mixed batches", "priorities", "order lpm"),
+        *("order dfs-weight", "order lof", "retractions", "requests pushed out"),
+        *("evictions", "chunks", "aborts", "deaths"),
+    } - {*(+coverage.workloads_with)}
+    assert not missing
