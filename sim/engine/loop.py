@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.ahead import HostQueue
+from sim.engine.beside import nothing
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, advance, step_priority
 from sim.engine.common_prefix import CommonPrefixes
 from sim.engine.listeners import Observers, announce
@@ -15,7 +16,8 @@ from sim.engine.pauses import calendar_of
 from sim.engine.pipeline import BatchQueue
 from sim.engine.sampling import OutputCalendar, Sampler, sample
 from sim.engine.steps import way_of
-from sim.engine.steps.base import EmptySteps, forms_itself, queue_lengths
+from sim.engine.steps.base import forms_itself, queue_lengths
+from sim.engine.steps.vain import VainSteps
 from sim.engine.stretch import Stretch
 from sim.scheduler.request import Request, RequestStatus
 
@@ -103,10 +105,10 @@ class Engine:
     __slots__ = (  # a row of words: a dict would be a cold line an attribute
         "_actions", "_add_request", "_admission_error", "_arrivals_closed",
         "_num_unquestioned_tokens", "_observers", "_wake", "arrivals", "batches",
-        "beside", "calendar", "cost_model", "done", "empty_steps", "env", "horizon",
+        "beside", "calendar", "cost_model", "done", "env", "horizon",
         "is_alone", "is_interruptible", "keeps_costs", "listeners", "looks_ahead",
         "num_steps", "num_unread", "pace", "prefixes", "priority", "recorder", "sample",
-        "scheduler", "stalled", "stop_requested", "stretch",
+        "scheduler", "stalled", "stop_requested", "stretch", "vain_steps",
     )  # fmt: skip
 
     def __init__(
@@ -134,14 +136,13 @@ class Engine:
         self.is_interruptible = self.looks_ahead = False
         self.num_steps = self.num_unread = 0
         self.listeners: list[StepListener] = []
-        self.empty_steps = EmptySteps()
-        self.is_alone = True
-        self.stop_requested = self.stalled = False
+        self.vain_steps = VainSteps()
+        self.is_alone, self.stop_requested, self.stalled = True, False, False
         log = recorder.steps
         most = getattr(scheduler, "max_concurrent_batches", 1)
         is_clocked = forms_itself(scheduler) and not stepwise
         self._admission_error: Callable[[Request], str | None] = (
-            scheduler.admission_error if admission_check else _no_error
+            scheduler.admission_error if admission_check else nothing
         )
         self._add_request: Callable[[Request], object] = (
             scheduler.add_request if is_clocked else self._hand_over
@@ -165,8 +166,7 @@ class Engine:
         )
         prices_columns = log.price_by(self.cost_model)
         self.keeps_costs = not prices_columns and (pace is None or most == 1)
-        self._observers = Observers()
-        self._arrivals_closed = arrivals is not None
+        self._observers, self._arrivals_closed = Observers(), arrivals is not None
         self._actions: list[Callable[[], object]] = []  # between two steps
         self._wake: Wakeable | None = None  # while it waits
         self.stretch: Stretch | None = None
@@ -175,9 +175,8 @@ class Engine:
             if self.batches is not None:
                 beside.join(self.batches)
         if pace is not None:
-            pace.begin(self._wake_up)
-        run = self._run(is_clocked=is_clocked, stepwise=stepwise)
-        self.done = env.process(run)
+            pace.begin(self._rouse)
+        self.done = env.process(self._run(is_clocked=is_clocked, stepwise=stepwise))
 
     # -- the client's side ----------------------------------------------------
 
@@ -236,8 +235,7 @@ class Engine:
     ) -> Generator[simpy.Event, Any, None]:
         """Take steps until the arrivals are closed and nothing is left to do.
 
-        A request costs some fifteen microseconds in here, and a call of a function a
-        hundredth of one, so what is needed in every step stands in local variables.
+        A call costs a hundredth of a request's time in here: hence local variables.
         """
         env, at, next_turn_s = self.env, self.env.at, self.env.next_turn_s
         scheduler: Any = self.scheduler
@@ -247,7 +245,7 @@ class Engine:
         looks_ahead = self.looks_ahead and is_interruptible
         recorder, log = self.recorder, self.recorder.steps
         ends_s, active = log.ends_s, recorder.active
-        empty_steps, observers = self.empty_steps, self._observers
+        vain_steps, observers = self.vain_steps, self._observers
         add_request, admission_error = self._add_request, self._admission_error
         num_unquestioned_tokens = self._num_unquestioned_tokens
         running: Any = scheduler.running if is_clocked else ()
@@ -266,12 +264,14 @@ class Engine:
         while not self.stop_requested:
             if pace is not None:
                 yield from pace.turned(has_work=ways.is_unfinished())
-                self.num_unread = 0
-                now_s = env._now
+                self.num_unread, now_s = 0, env._now
+            if vain_steps.is_due:
+                ways.settle()
+                vain_steps.look(active)
             if self._actions:
                 self._act()
             if (
-                empty_steps.are_vain
+                vain_steps.are_vain
                 or not (running or waiting or self._has_requests())
                 or (beside is not None and beside.may_rest(env._now))
             ) and (pace is None or not pace.is_running):
@@ -382,7 +382,7 @@ class Engine:
                     if not self.is_alone:
                         event_s = next_turn_s()
                         if error is None or upcoming is None:
-                            empty_steps.end()
+                            vain_steps.end()
                 if event_s > end_s:
                     env._now, env.turn = end_s, priority
                 elif (
@@ -461,7 +461,11 @@ class Engine:
             self._wake_up()
 
     def _wake_up(self) -> None:
-        self.empty_steps.end()
+        self.vain_steps.end()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """Go on, if it waits: a wave of others alone lets no request of its own go."""
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
@@ -494,7 +498,3 @@ class Engine:
             if request.due_step >= 0:
                 self.calendar.leave(request)
             self.leave(request, goes_on=goes_on)
-
-
-def _no_error(request: Request) -> None:
-    """Admit every request."""

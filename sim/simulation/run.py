@@ -466,7 +466,8 @@ class Simulation:
         if not is_bounded and (overload := overload_warning(recording, numbers)):
             self.warnings.append(overload)
         if self.engine.stalled:
-            self.warnings.append(stall_warning(self.schedulers))
+            recorders = self.recorder.of_rank
+            self.warnings.append(stall_warning(self.schedulers, recorders))
         elif not self.engine.stop_requested and (unsent := unsent_warning(numbers)):
             self.warnings.append(unsent)
         if self._fleet is not None:

@@ -23,14 +23,10 @@ if TYPE_CHECKING:
     from sim.engine.listeners import StepListener
     from sim.engine.pace import Pace
     from sim.engine.pipeline import StepInFlight
+    from sim.engine.steps.vain import VainSteps
     from sim.results.recording.recorder import Recorder
     from sim.scheduler.base import Preemption, Scheduler, SchedulerOutput
     from sim.scheduler.request import Request
-
-MAX_NUM_EMPTY_STEPS = 100_000
-"""So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
-but not for ever."""
-
 
 T = TypeVar("T")
 
@@ -44,35 +40,6 @@ class ByCount(dict[int, T]):
     def __missing__(self, number: int) -> T:
         made = self[number] = self._make(number)
         return made
-
-
-class EmptySteps:
-    """Empty steps in a row.
-
-    Attributes
-    ----------
-    are_vain
-        Whether the scheduler is asked no more until something comes: it is stuck, or
-        has had nothing to say for too long.
-    """
-
-    def __init__(self) -> None:
-        self.are_vain = False
-        self._num_in_row = 0
-        self._latest = NEVER
-
-    def note(self, step: int, *, is_stuck: bool) -> None:
-        """Note that a step without tokens was formed."""
-        if self._latest != step - 1:
-            self._num_in_row = 0
-        self._latest = step
-        self._num_in_row += 1
-        self.are_vain = is_stuck or self._num_in_row >= MAX_NUM_EMPTY_STEPS
-
-    def end(self) -> None:
-        """Note that something has come."""
-        self.are_vain = False
-        self._num_in_row = 0
 
 
 class Owner(Protocol):
@@ -89,7 +56,7 @@ class Owner(Protocol):
     pace: Pace | None
     prefixes: CommonPrefixes | None
     batches: Any
-    empty_steps: EmptySteps
+    vain_steps: VainSteps
     is_alone: bool
     keeps_costs: bool
     num_unread: int
@@ -265,7 +232,7 @@ class Steps(ABC):
         """Note a step without tokens, unless what is to come may change that."""
         if self.shape[0] or self.shape[3]:
             if self._pace is not None:  # others' wave took it on
-                self._owner.empty_steps.are_vain = False
+                self._owner.vain_steps.note_tokens()
             return
         output, owner = self._output(), self._owner
         owner.is_alone = False
@@ -274,7 +241,7 @@ class Steps(ABC):
             or (owner.beside is not None and owner.beside.has_news)
             or self._brings_news(output)
         ):
-            owner.empty_steps.note(step, is_stuck=output.stuck)
+            owner.vain_steps.note_empty(step, is_stuck=output.stuck)
 
     def _brings_news(self, output: SchedulerOutput) -> bool:
         """Whether the step in flight may let requests go on that cannot now.
@@ -292,8 +259,12 @@ class Steps(ABC):
     def _note_preemptions(
         self, step: int, now_s: float, preemptions: Sequence[Preemption]
     ) -> None:
-        self._owner.recorder.preempted(step, now_s, preemptions)
+        owner, vain_steps = self._owner, self._owner.vain_steps
+        owner.recorder.preempted(step, now_s, preemptions)
         self._calendar.forget_preempted(preemptions, step)
+        vain_steps.note_preemptions(preemptions)
+        if vain_steps.is_due:
+            owner.is_alone = False
 
     def _show(
         self, step: int, now_s: float, cost: StepCost, output: SchedulerOutput
@@ -314,7 +285,7 @@ class Steps(ABC):
         """
         owner, scheduler = self._owner, self._scheduler
         beside = owner.beside
-        if owner.empty_steps.are_vain and not (beside is not None and beside.awaits):
+        if owner.vain_steps.are_vain and not (beside is not None and beside.awaits):
             return False
         return sum(queue_lengths(scheduler)) > owner.num_unread
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.summary.provenance import scheduler_name
+from sim.scheduler.request import RequestStatus
 from workloads.requests.columns import RequestColumns, largest
 from workloads.traces import TRACE_READERS
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.results.recording.recorder import Recording
+    from sim.results.recording.recorder import Recorder, Recording
     from sim.results.tables.steps import StepTable
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
@@ -186,12 +187,31 @@ def _num_waiting(steps: StepTable, time_s: float) -> int:
     return 0
 
 
-def stall_warning(schedulers: Sequence[Scheduler]) -> str:
-    """Say where the requests stand that nothing can move any more."""
+def stall_warning(
+    schedulers: Sequence[Scheduler], recorders: Sequence[Recorder]
+) -> str:
+    """Say where the requests stand that nothing can move any more, and which is why.
+
+    Both of each engine; a recorder has the unfinished in their order of arrival.
+    """
     num_waiting = sum(scheduler.num_waiting for scheduler in schedulers)
     num_running = sum(scheduler.num_running for scheduler in schedulers)
     num_swapped = sum(scheduler.num_swapped for scheduler in schedulers)
     waits = f"{num_waiting} request{' waits' if num_waiting == 1 else 's wait'}"
+    remedy = "leave engine.admission_check on"
+    for scheduler, recorder in zip(schedulers, recorders, strict=True):
+        requests = recorder.active.values()
+        # The one that is in the way has mostly been admitted, or heads the queue.
+        by_place = sorted(
+            requests, key=lambda each: each.status is RequestStatus.WAITING
+        )
+        for request in by_place:
+            if (error := scheduler.admission_error(request)) is not None:
+                return (
+                    f"the queue stalled: {waits} behind one that can never be served, "
+                    f"where a real engine hangs: request {request.request_id}: "
+                    f"{error}; {remedy}, which rejects it on arrival"
+                )
     for scheduler in schedulers:
         reason = getattr(scheduler, "stall_reason", None)
         if scheduler.num_waiting and reason is not None and (told := reason()):
@@ -202,4 +222,4 @@ def stall_warning(schedulers: Sequence[Scheduler]) -> str:
             f"while {num_swapped} are swapped out and {num_running} run, and none can "
             f"go on"
         )
-    return f"the queue stalled: {waits} {behind}; leave engine.admission_check on"
+    return f"the queue stalled: {waits} {behind}; {remedy}"

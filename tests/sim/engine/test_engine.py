@@ -218,7 +218,7 @@ def test_what_a_subclass_redefines_is_called_in_every_step(
 def test_a_policy_that_waits_for_ever_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.engine.steps.base.MAX_NUM_EMPTY_STEPS", 20)
+    monkeypatch.setattr("sim.engine.steps.vain.MAX_NUM_EMPTY_STEPS", 20)
     monkeypatch.setattr("tests.sim.build.V1Scheduler", Patient)
     run = Run([spec(0, 0.0, 20, 2)])
     assert len(run.go().steps) == 20

@@ -92,7 +92,7 @@ def test_a_scheduler_is_held_to_its_contract(
 def test_a_scheduler_that_forms_nothing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.engine.steps.base.MAX_NUM_EMPTY_STEPS", 50)
+    monkeypatch.setattr("sim.engine.steps.vain.MAX_NUM_EMPTY_STEPS", 50)
     path = tmp_path / "mine.py"
     path.write_text(SCHEDULER.replace("while not self.running and", "while False and"))
     config = parse_config(minimal(scheduler=f"{path}:Mine", max_model_len=64))
