@@ -32,7 +32,7 @@ from sim.hardware.capacity.transformers import (
 from sim.hardware.gpus import GpuSpec, load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.drafters import drafter_of
-from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.quantization import held_scheme_name
 from sim.hardware.models.weights import ExpertRanks
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def estimate_capacity(
         "kv_cache_dtype": kv_cache_dtype == "auto",
         "engine_version": engine_version == DEFAULT_ENGINE_VERSION,
     }
-    if quantization:
-        quantization_scheme(quantization)
+    held = held_scheme_name(quantization or None, model.quantization, model.name)
     dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype, minor)
     arguments = EngineArguments(
         model=model,
@@ -223,7 +222,7 @@ def estimate_capacity(
         gpu_memory_utilization=gpu_memory_utilization,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
-        quantization=quantization or model.quantization,
+        quantization=held,
         max_model_len=max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

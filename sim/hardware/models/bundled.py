@@ -24,6 +24,7 @@ from sim.hardware.models.config_json import architecture_facts
 from sim.hardware.models.quantization import (
     PACKED_BITS,
     QUANTIZATION_SCHEMES,
+    held_scheme_name,
     quantization_scheme,
 )
 from workloads.plain import parse_json
@@ -113,9 +114,9 @@ def resolved_model(
     """Return the model as the engine runs it."""
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
-    quantization = quantization or model.quantization
-    quantization_scheme(quantization)
-    return replace(model, dtype=dtype, quantization=quantization)
+    name = held_scheme_name(quantization or None, model.quantization, model.name)
+    quantization_scheme(name)
+    return replace(model, dtype=dtype, quantization=name)
 
 
 def _read_config(path: Path) -> ModelArchitecture:

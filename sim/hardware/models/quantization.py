@@ -115,6 +115,50 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
     return replace(scheme, **part) if part else scheme
 
 
+def held_scheme_name(
+    asked: str | None, of_checkpoint: str | None, checkpoint: str
+) -> str | None:
+    """Return the scheme in which an engine holds a checkpoint.
+
+    Parameters
+    ----------
+    asked
+        The engine's ``quantization``, or None for the checkpoint's own.
+    of_checkpoint
+        The scheme that it is stored in, or None.
+    checkpoint
+        Its name, for the refusal.
+
+    Raises
+    ------
+    CapacityError
+        If the scheme asked for is unknown, or not the kind of the checkpoint's.
+
+    Notes
+    -----
+    Source: vLLM 0.11.2 and 0.33, ``vllm/config/model.py`` (`_verify_quantization`):
+    only a checkpoint without a scheme is quantised when it is loaded.
+    """
+    if asked is None:
+        return of_checkpoint
+    quantization_scheme(asked)
+    if of_checkpoint is None or _kind(asked) == _kind(of_checkpoint):
+        return asked
+    raise CapacityError(
+        f"quantization is {asked!r}, and the checkpoint {checkpoint[:60]!r} is stored"
+        f" in {of_checkpoint!r}, which no engine turns into another; leave quantization"
+        " out, or name a checkpoint that is not quantised"
+    )
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a scheme: its layouts of groups and scales are left out."""
+    for ending in _PARTS:
+        name = name.removesuffix(ending)
+    whole = name.partition("-")[0].removesuffix("_marlin")
+    return "int8" if whole == "w8a8" else whole
+
+
 def _packed_scheme(name: str) -> QuantizationScheme | None:
     matched = _PACKED_NAME.fullmatch(name)
     usual = PACKED_BITS.get(matched[1]) if matched else None

@@ -637,3 +637,42 @@ def test_norms_and_latent_projections_are_replicated() -> None:
     model = load_model("deepseek-ai/DeepSeek-V2-Lite")
     one, two = (weight_bytes(model, tp, 2, None) for tp in (1, 2))
     assert one / 2 < two < one / 2 * 1.01
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "asked", "stored"),
+    [
+        ("Qwen2.5-7B-Instruct-AWQ", "fp8", "awq"),
+        ("Qwen2.5-7B-Instruct-GPTQ-Int4", "fp8", "gptq"),
+        ("Qwen2.5-7B-Instruct-AWQ", "gptq", "awq"),
+        ("Qwen3-8B-FP8", "awq", "fp8-block128"),
+        ("openai/gpt-oss-20b", "fp8", "mxfp4"),
+    ],
+)
+def test_a_quantised_checkpoint_is_not_turned_into_another_scheme(
+    checkpoint: str, asked: str, stored: str
+) -> None:
+    """So does vLLM's `_verify_quantization`, whatever the release."""
+    model = load_model(checkpoint)
+    with pytest.raises(CapacityError) as refused:
+        resolved_model(model, quantization=asked)
+    line = str(refused.value)
+    assert f"quantization is '{asked}'" in line
+    assert f"is stored in '{stored}" in line
+    assert "leave quantization out" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "asked"),
+    [
+        ("Qwen2.5-7B-Instruct-AWQ", "awq_marlin"),
+        ("Qwen2.5-7B-Instruct-GPTQ-Int4", "gptq_marlin"),
+        ("Qwen3-8B-FP8", "fp8"),
+        ("openai/gpt-oss-20b", "mxfp4"),
+        ("meta-llama/Llama-3.1-8B", "fp8"),
+    ],
+)
+def test_a_scheme_of_the_checkpoints_kind_is_taken(checkpoint: str, asked: str) -> None:
+    model = load_model(checkpoint)
+    assert resolved_model(model, quantization=asked).quantization == asked
