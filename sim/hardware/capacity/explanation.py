@@ -59,15 +59,20 @@ def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
     """Return the bytes that SGLang takes off: a share of free memory, and no more."""
     share = 1 - estimate.gpu_memory_utilization
     free = estimate.total_bytes - estimate.requested_bytes
+    remark = (
+        f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static"
+        f"{_origin(estimate)})"
+    )
+    if estimate.requested_bytes <= 0:  # of an overridden pool
+        remark = (
+            "and graphs, by the release's rule: more than there is, so that SGLang does"
+            " not start (mem_fraction_static would be"
+            f" {estimate.gpu_memory_utilization:g}); give a batch fewer prompt tokens"
+        )
     return [
         ("total memory", estimate.total_bytes, f"{estimate.gpu}, as its driver says"),
         ("- CUDA context", estimate.non_torch_bytes, "before the weights"),
-        (
-            "- activations",
-            free,
-            f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static"
-            f"{_origin(estimate)})",
-        ),
+        ("- activations", free, remark),
         ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
         *_expert_rows(estimate),
     ]

@@ -8,7 +8,11 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import CapacityError
-from sim.hardware.capacity import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity import (
+    CapacityEstimate,
+    estimate_capacity,
+    format_capacity,
+)
 from sim.hardware.capacity.sglang import MAX_PREFILL_TOKENS, most_requests
 from sim.hardware.gpus import GIB, load_gpu
 from sim.hardware.models.bundled import load_model
@@ -159,3 +163,14 @@ def test_a_batch_that_takes_all_memory_is_named(gpu: str, tokens: int) -> None:
     said = rf"^mem_fraction_static is -\d.*{tokens:,} prompt tokens .* {gpu}.*; give "
     with pytest.raises(CapacityError, match=said):
         estimate("Qwen/Qwen3-1.7B", gpu, 1, max_num_batched_tokens=tokens)
+
+
+def test_a_given_pool_without_memory_for_the_batch_is_told() -> None:
+    """The rule's share of memory is negative, and 91 GiB of 24 were "activations"."""
+    found = estimate(
+        LLAMA, "rtx_4090", 1, num_gpu_blocks_override=3000, max_num_batched_tokens=65536
+    )
+    told = format_capacity(found)
+    assert found.gpu_memory_utilization < 0
+    assert "more than there is, so that SGLang does not start" in told
+    assert "of the rest (1 - mem_fraction_static" not in told
