@@ -57,7 +57,7 @@ class LoggedProgress:
     def __init__(self, total: float, unit: str) -> None:
         self._total = total
         self._unit = unit and f" {unit}"
-        self._began_s = monotonic()
+        self._began_s = self._told_s = monotonic()
         self._done = 0.0
         self._words = ""
         self._closing = Event()
@@ -81,21 +81,31 @@ class LoggedProgress:
         """Take note of the progress."""
         if not done:
             self._total = total or self._total
-        self._done = done
+        if done != self._done:
+            self._done, self._told_s = done, monotonic()
         self._words = ", ".join(each for each in (phase, said) if each)
 
     def say(self) -> None:
-        """Print a line of the progress, and about how long the rest takes."""
+        """Print a line of the progress, and about how long the rest takes.
+
+        By the latest news. Once that time has passed without any, or while there is
+        none, it says how long it has taken.
+        """
         words, done = self._words, self._done
         line = f"{words and words + ': '}{done:,.0f} of {self._total:,.0f}{self._unit}"
+        now_s, left_s = monotonic(), 0.0
         if done:
-            left_s = (monotonic() - self._began_s) * (self._total / done - 1)
-            line += f", about {_minutes(max(left_s, 0.0))} left"
+            left_s = (self._told_s - self._began_s) * (self._total / done - 1)
+            left_s -= now_s - self._told_s
+        if left_s >= 0.5:
+            line += f", about {_minutes(left_s)} left"
+        else:
+            line += f", {_minutes(now_s - self._began_s)} so far"
         note(line)
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds < 99.5 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager

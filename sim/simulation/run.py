@@ -277,7 +277,7 @@ class Simulation:
         Parameters
         ----------
         on_progress
-            Called every `progress_every` steps.
+            Called every `progress_every` steps of an engine.
         check_every
             Prove all invariants of an engine each so many of its steps, and at the end;
             0 for never.
@@ -292,7 +292,9 @@ class Simulation:
             If a cost model gives a step no length, or a scheduler forgets requests.
         """
         if on_progress:
-            self.engine.observe(progress_every, lambda _: on_progress(self.progress()))
+            # Of each engine: they may run one after the other.
+            tell = partial(self._tell, on_progress)
+            self.engine.observe_each(progress_every, tell)
         if check_every:
             # Of each when its step has ended: amid one, its queues are on the way.
             self.engine.observe_each(check_every, _check)
@@ -353,6 +355,9 @@ class Simulation:
             num_arrived=recorder.num_arrived,
             num_done=recorder.num_finished + recorder.num_left,
         )
+
+    def _tell(self, on_progress: Callable[[Progress], None], _: Engine) -> None:
+        on_progress(self.progress())
 
     def check(self) -> None:
         """Prove the invariants of every structure, and conservation of requests."""

@@ -53,7 +53,7 @@ def with_intervals(
                 break
             if on_progress:
                 tell = partial(_tell, simulation, run, place, on_progress)
-                run.engine.observe(progress_every, tell)
+                run.engine.observe_each(progress_every, tell)
             requests = run.run_requests()
             numbers.append(numbers_at_bound(requests, run.num_requests, run.env.now))
         reason = _why_no_intervals(simulation, results)

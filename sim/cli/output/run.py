@@ -26,10 +26,12 @@ _BOUNDS = {"lo": "lower", "hi": "upper"}
 
 def run_reporter(show: ShowProgress) -> Callable[[Progress], None]:
     def update(progress: Progress) -> None:
-        said = f"simulated {clock(progress.now_s)}"
+        told = []
+        if progress.now_s > 0:  # else engines run ahead of the clock, one by one
+            told.append(f"simulated {clock(progress.now_s)}")
         if progress.bound:
-            said += f" at the {_BOUNDS[progress.bound]} bound"
-        show(progress.num_done, said)
+            told.append(f"at the {_BOUNDS[progress.bound]} bound")
+        show(progress.num_done, " ".join(told))
 
     return update
 

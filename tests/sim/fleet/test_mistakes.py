@@ -8,6 +8,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import UserError
+from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 
 FIXED = {"kind": "fixed", "tokens": 8}
@@ -73,3 +74,19 @@ def test_a_stalled_fleet_counts_those_that_wait_at_any_engine() -> None:
     assert (told["completed"], told["unfinished"], told["stalled"]) == (3, 6, True)
     (line,) = [line for line in told["warnings"] if "stalled" in line]
     assert line.startswith("the queue stalled: 6 requests wait behind one that ")
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_requests"])
+def test_progress_of_a_fleet_counts_all_of_its_engines(router: str) -> None:
+    """Of engines that run one after the other, the first alone told of its share."""
+    synthetic = WORKLOAD["synthetic"] | {"num_requests": 400}
+    engine = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100_sxm"}
+    fleet = {"pools": [{"name": "four", "replicas": 4}], "router": {"kind": router}}
+    workload = {"synthetic": synthetic}
+    simulation = Simulation(
+        parse_config({"workload": workload, "engine": engine, "fleet": fleet})
+    )
+    seen: list[int] = []
+    simulation.run(lambda told: seen.append(told.num_done), progress_every=8)
+    assert seen == sorted(seen)
+    assert seen[-1] > 300
