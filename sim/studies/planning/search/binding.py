@@ -88,7 +88,7 @@ def facts_of(
     prompts as decodes feel it, ``decode_*`` are shares of it, and ``prompt_*`` shares
     of what steps with prompts take beyond it.
     """
-    c = steps_inside(recording, warmup_s, STEP_COLUMNS)
+    c = _with_spans(steps_inside(recording, warmup_s, STEP_COLUMNS))
     busy_s = max(float(c["held_s"].sum()), 1e-300)
     span_s = last_arrival_s(recording) - warmup_s
     weight = np.maximum(c["num_running"] + c["num_waiting"], 1)
@@ -122,11 +122,8 @@ def facts_of(
 
 
 def _between_tokens(simulation: Simulation, c: Columns) -> dict[str, float]:
-    """Return what a decode waits for between two tokens, alone and beside prompts."""
-    spans_s, decodes = _between_outputs(c), c["num_decodes"]
-    # What the host does while the step before runs is in no output's time.
-    others_s = sum((c[name] for name in STEP_PARTS), -c["host_s"])
-    c = {**c, "host_s": np.maximum(spans_s - others_s, 0.0)}
+    """Return the parts of the time between two tokens, alone and beside prompts."""
+    spans_s, decodes = c["span_s"], c["num_decodes"]
     with_prompts = c["num_prefills"] > 0
     alone, beside = decodes * ~with_prompts, decodes * with_prompts
     num_alone, num_beside = max(int(alone.sum()), 1), int(beside.sum())
@@ -145,10 +142,20 @@ def _between_tokens(simulation: Simulation, c: Columns) -> dict[str, float]:
     )
 
 
+def _with_spans(c: Columns) -> Columns:
+    """Return the columns with each step's own time, and the host's part within it.
+
+    Seconds of the host while the step before runs are in the time of no output.
+    """
+    if "output_s" not in c:
+        return {**c, "span_s": c["latency_s"]}
+    spans_s = _between_outputs(c)
+    others_s = sum((c[name] for name in STEP_PARTS), -c["host_s"])
+    return {**c, "span_s": spans_s, "host_s": np.maximum(spans_s - others_s, 0.0)}
+
+
 def _between_outputs(c: Columns) -> NDArray[np.float64]:
     """Return the seconds of each step from the output before it, or from its start."""
-    if "output_s" not in c:
-        return c["latency_s"]
     start_s, ends_s = c["start_s"], c["output_s"]
     ends_s = np.where(np.isnan(ends_s), start_s + c["latency_s"], ends_s)
     names = [name for name in (*schema.RANKS, *schema.ENGINES) if name in c]
@@ -251,7 +258,7 @@ def binding_of(
 
 
 def _of_tokens(facts: Mapping[str, float], objective: str, value_ms: float) -> Binding:
-    """Return what binds the time between tokens, if most of all time goes elsewhere."""
+    """Return the resource that binds the time between tokens, not most of all time."""
     usual = _of_time(facts, f"; {objective} fails first")
     alone_ms = min(1e3 * facts["decode_step_s"], value_ms)
     beside_ms = value_ms - alone_ms
