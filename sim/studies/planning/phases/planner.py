@@ -69,7 +69,7 @@ class Planner:
         self.effects = sensitivities(self.study, self.plans)
 
 
-_PILOT_RUNS, _SEARCH_RUNS, _FLEET_RUNS = 4.5, 1.2, 1.2
+_IDLE_RUNS, _PILOT_RUNS, _SEARCH_RUNS, _FLEET_RUNS = 1.5, 3.0, 1.2, 1.2
 """About as many runs at a rate take the time of an answer of a phase."""
 
 
@@ -83,6 +83,7 @@ def expected_questions(study: Study) -> dict[str, Expected]:
     num_fleet_seeds = min(plan.replicas.num_seeds, search.num_seeds)
     num_fleets = num_fleet_seeds * (1 + bool(plan.replicas.spare)) + 2
     expected = {
+        "idle runs": Expected(len(fitting), _IDLE_RUNS),
         "pilot runs": Expected(len(fitting), _PILOT_RUNS),
         "highest rates": Expected(num_live * search.num_seeds, _SEARCH_RUNS),
         "at these rates": Expected(num_live * num_at_rate, 1.0),
@@ -156,21 +157,36 @@ def _by_model(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
 
 
 def _pilot_answers(study: Study, candidates: Sequence[Candidate]) -> list[Answer | str]:
+    """Return each candidate's ``idle`` and, where it serves one request, its pilot."""
     search = study.plan.search
+    given = {"warmup_share": search.warmup_share}
     questions = [
-        study.request(
-            candidate,
-            study.plan.seed,
-            0.0,
-            tolerance=2 * search.tolerance,
-            bounds=study.bounds,
-            seeds=study.seeds,
-        )
-        | {"warmup_share": search.warmup_share}
-        for candidate in candidates
+        study.request(each, study.plan.seed, 0.0) | given for each in candidates
     ]
-    answers = study.try_to("pilot runs", tasks.pilot, [[q] for q in questions])
-    return [group[0] for group in answers]
+    found = study.try_to("idle runs", tasks.idle, [[each] for each in questions])
+    answers = [group[0] for group in found]
+    more = {
+        "tolerance": 2 * search.tolerance,
+        "bounds": study.bounds,
+        "seeds": study.seeds,
+    }
+    asked = {
+        place: questions[place] | more | {"guess": each["guess"]}
+        for place, each in enumerate(answers)
+        if not isinstance(each, str) and _serves_idle(each["idle"])
+    }
+    pilots = study.try_to("pilot runs", tasks.pilot, [[q] for q in asked.values()])
+    for place, (pilot,) in zip(asked, pilots, strict=True):
+        idle = answers[place]
+        assert not isinstance(idle, str)
+        answers[place] = pilot if isinstance(pilot, str) else idle | pilot
+    return answers
+
+
+def _serves_idle(idle: Answer) -> bool:
+    """Whether no request is refused, and each objective is met without load."""
+    margin = idle["margin"]
+    return margin is not None and margin <= 0 and not idle["num_rejected"]
 
 
 def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> CandidatePlan:
@@ -182,7 +198,7 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
             f"{each.candidate.pool.max_model_len:,} tokens"
         )
         return replace(each, status="rejects", reason=reason)
-    if answer["rate_scale"] is None:
+    if "rate_scale" not in answer:
         return replace(each, status="misses_idle", reason=_idle_reason(study, idle))
     found = FoundRate(
         rate=median_interval([answer["rate_scale"] * study.base_rate], 0.5),

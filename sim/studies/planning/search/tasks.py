@@ -33,13 +33,15 @@ from sim.studies.planning.search.trial import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.config.engine import EngineConfig
     from sim.studies.planning.search.threshold import Threshold
     from workloads.spec import RequestSpec
 
 _IDLE_SHARE = 1e-4
 """Of the guessed rate: requests hardly ever meet."""
-_NUM_IDLE = 400
-"""Requests of an idle engine, which takes a step for each of their tokens."""
+_NUM_IDLE, _LEAST_IDLE = 400, 50
+"""Requests of an idle engine, which takes a step for each of their tokens; the second
+of ranks that divide experts, all of which take each step."""
 _NOTHING, _ANYTHING = 1e-4, 1e4
 """Of the guessed rate: below the first an engine holds no traffic, and at the second it
 holds all of the traffic at once."""
@@ -125,27 +127,44 @@ def _search(
     )
 
 
-def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Get to know a candidate: idle, its threshold roughly, and how it warms up.
+def idle(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Get to know a candidate where requests hardly meet.
 
-    Of `request`: ``tolerance``, ``bounds``, ``seeds``; ``warmup_share`` if it is given.
+    Of `request`: ``warmup_share`` if it is given. The answer has its observation, and
+    a ``guess`` of the ``rate_scale`` that holds.
     """
     trial = _trial(request)
     config = parse_config(dict(trial.at(1.0).run))
     specs = make_workload(config.workload, config.seed).requests()
     guess = guessed_rate(config, specs, trial.objectives) / natural_rate(specs)
-    idle = perform(replace(trial.at(guess * _IDLE_SHARE), most=_NUM_IDLE), details=True)
-    answer: dict[str, Any] = {"idle": idle.to_dict(), "tried": [], "warmup_share": 0.0}
-    if idle.margin > 0 or idle.num_rejected:
-        return answer | {"rate_scale": None, "at_bound": ""}
-    given = request.get("warmup_share")
-    share = num_of_part(len(specs), _PILOT_PART) / len(specs)
+    trial = replace(trial.at(guess * _IDLE_SHARE), most=_num_idle(config.engine))
+    return {"idle": perform(trial, details=True).to_dict(), "guess": guess}
+
+
+def _num_idle(engine: EngineConfig) -> int:
+    if not engine.enable_expert_parallel:
+        return _NUM_IDLE
+    return max(_LEAST_IDLE, _NUM_IDLE // engine.data_parallel_size)
+
+
+def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Look for the threshold of a candidate roughly, and see how it warms up.
+
+    Of `request`: ``guess``, ``tolerance``, ``bounds``, ``seeds``; ``warmup_share`` if
+    it is given.
+    """
+    trial = _trial(request)
+    tried: list[dict[str, Any]] = []
+    config = parse_config(dict(trial.at(1.0).run))
+    num_requests = len(make_workload(config.workload, config.seed).requests())
+    given, guess = request.get("warmup_share"), request["guess"]
+    share = num_of_part(num_requests, _PILOT_PART) / num_requests
     default = _DEFAULT_WARMUP * share
     trial = replace(trial, warmup_share=given or default, part=_PILOT_PART)
-    found = _search(trial, request, guess, 1.25, answer["tried"])
+    found = _search(trial, request, guess, 1.25, tried)
     if given is None:
         given = _warmup(trial, found.rate * _PILOT_LOAD, request["seeds"]) * share
-    return answer | _told(found) | {"warmup_share": given}
+    return _told(found) | {"tried": tried, "warmup_share": given}
 
 
 def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:

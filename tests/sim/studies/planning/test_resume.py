@@ -133,7 +133,7 @@ def test_the_command_goes_on_where_it_was_interrupted(
     kept = tmp_path / "out.answers.jsonl"
     assert kvsim([*command, "--resume"]) == 2
     assert "leave out --resume" in capsys.readouterr().err
-    for most, is_written in ((2, False), (6, True)):
+    for most, is_written in ((4, False), (6, True)):
         with monkeypatch.context() as patched:
             patched.setattr(solving, "executor_for", lambda *_, n=most: Stopping(n))
             more = ["--resume"] if kept.exists() else []
@@ -164,9 +164,32 @@ def test_a_log_has_a_line_now_and_then_whatever_ends(
             sleep(0.005)
             lines += capsys.readouterr().err.splitlines()
     for line in lines:
-        assert line.startswith("kvsim: highest rates: 20 of 400 runs, about ")
+        assert line.startswith("kvsim: highest rates: 20 of 400 runs")
     sleep(0.05)
     assert not capsys.readouterr().err
+
+
+def test_a_log_says_how_long_the_rest_takes_by_the_latest_news(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "about 0 s left" at the end, and ever longer times where none came."""
+    now_s = 0.0
+    monkeypatch.setattr(console, "monotonic", lambda: now_s)
+    progress = console.LoggedProgress(400, "runs")
+    said = []
+    for at_s, done in ((5, 0), (10, 20), (40, 20), (300, 20), (301, 399), (310, 400)):
+        now_s = at_s
+        progress(done)
+        progress.say()
+        said.append(capsys.readouterr().err.rstrip().removeprefix("kvsim: "))
+    assert said == [
+        "0 of 400 runs, 5 s so far",
+        "20 of 400 runs, about 3 min left",
+        "20 of 400 runs, about 3 min left",
+        "20 of 400 runs, 5 min so far",
+        "399 of 400 runs, about 1 s left",
+        "400 of 400 runs, 5 min so far",
+    ]
 
 
 def test_the_folder_one_is_in_is_no_place_for_a_plan(
