@@ -75,7 +75,7 @@ RANKS: Final[dict[str, Callable[[TreeNode], Rank]]] = {
     "filo": lambda node: (-node.born,),
     "priority": lambda node: (node.priority, node.access),
 }
-"""What ``radix_eviction_policy`` takes: the leaf of the smallest rank is evicted first.
+"""Ranks by ``radix_eviction_policy``: the leaf of the smallest is evicted first.
 
 Source: SGLang 0.5.9, ``mem_cache/evict_policy.py``; ``slru`` of 0.5.10.
 """

@@ -160,7 +160,7 @@ class Curve:
     """Points that differ along the leading axis only."""
 
     values: Mapping[str, int]
-    """What tells it from the others."""
+    """The facts in which it differs from the others."""
     places: NDArray[np.intp]
     """Its points, in order of the leading axis."""
 
@@ -171,7 +171,7 @@ class Family:
 
     along: str
     fixed: Mapping[str, int]
-    """What they share; a tied column stands for its ratio."""
+    """The facts that they share; a tied column stands for its ratio."""
     curves: tuple[Curve, ...]
 
     def columns(self, names: Sequence[str], curve: Curve, along: Floats) -> Columns:
@@ -348,7 +348,7 @@ def _jobs(
 def _put_together(
     estimator: KernelEstimator, columns: Columns, time_s: Floats, done: Sequence[Any]
 ) -> tuple[KernelEstimator, HeldOut]:
-    """Return the fit to draw, and the errors of all, from what `_jobs` came to."""
+    """Return the fit to draw, and the errors of all, from the outcomes of `_jobs`."""
     inside, beyond = np.full((2, len(time_s)), np.nan)
     longest, folds = _longest_of(estimator, columns), _folds_of(time_s)
     if len(folds) > 1:

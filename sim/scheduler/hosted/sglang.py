@@ -446,4 +446,4 @@ _OFF: Final[dict[str, Any]] = {
     "maybe_sleep_on_idle": _nothing,
     "_maybe_clear_mm_inputs": _nothing,
 }
-"""What a plain engine of one GPU has, and what is only shown."""
+"""Attributes that a plain engine of one GPU has, and those only shown."""

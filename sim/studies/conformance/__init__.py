@@ -1,4 +1,4 @@
-"""The schedule of a workload, step by step: what `kvsim decisions` writes."""
+"""The schedule of a workload, step by step, as `kvsim decisions` writes it."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def _kv_as_file(kv: KvCache) -> dict[str, Any]:
 
 
 def _lines(driver: DecisionDriver | PairDriver | SglangDriver) -> list[Line]:
-    """Return a whole log; a scheduler that gives up ends it with what it said."""
+    """Return a whole log; a scheduler that gives up ends it with its message."""
     lines: list[Line] = []
     try:
         lines.extend(driver.lines())

@@ -116,7 +116,7 @@ class Difference:
     here: tuple[Line | None, Line | None]
 
     def in_words(self, names: tuple[str, str] = ("A", "B")) -> str:
-        """Return a few lines that say what differs, and the state around it."""
+        """Return the difference, and the state around it, in a few lines."""
         first, second = names
         if self.field is None:
             ended, other = (first, second) if self.here[0] is None else (second, first)

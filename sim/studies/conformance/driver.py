@@ -178,7 +178,7 @@ class SteppedEngine:
         return log.transfers  # type: ignore[no-any-return]
 
     def _transferred(self, step: int, transfers: Any, worker: Worker) -> Line:
-        """Play the copies that a call asked for; return what has ended."""
+        """Play the copies that a call asked for; return those that have ended."""
         scheduler: Any = self.scheduler
         report = worker.step(step, transfers)
         scheduler.receive(report)

@@ -1,4 +1,4 @@
-"""The engines of decision workloads: what each reference can be configured with."""
+"""The engines of decision workloads: the keys that each reference has."""
 
 from __future__ import annotations
 

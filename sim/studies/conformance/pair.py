@@ -209,7 +209,7 @@ class PairDriver:
         self._engines[place].scheduler.add_request(prompt)
 
     def _note_ends(self, step: int, place: int, line: Line) -> None:
-        """Take note of what left an engine, and of prompts that go on."""
+        """Take note of requests that left an engine, and of prompts that go on."""
         is_prefiller = place < self._num_prefillers
         for name in line.get("fin", ()):
             self._leave(name)
@@ -259,7 +259,7 @@ class PairDriver:
             self._router.ended(self._prompts[name], self._decoders.pop(name))
 
     def _abort_due(self, step: int) -> list[list[str]]:
-        """Abort what is due, wherever it is; return the names by engine."""
+        """Abort requests that are due, wherever they are; return names by engine."""
         aborted: list[list[str]] = [[] for _ in self._engines]
         while self._aborts and self._aborts[0][0] <= step:
             name = self._aborts.popleft()[2]

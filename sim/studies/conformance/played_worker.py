@@ -76,7 +76,7 @@ class Worker(Protocol):
     """Plays the copies that the calls of a scheduler ask for."""
 
     def step(self, step: int, transfers: Any) -> TransferReport:
-        """Do what a call asks; return what ends with the step's output."""
+        """Play the jobs of a call; return those that end with the step's output."""
         ...
 
 
@@ -93,7 +93,7 @@ class PlayedWorkers:
         self._tier, self._side = tier, side
 
     def step(self, step: int, transfers: Any) -> TransferReport:
-        """Do what a call asks; return what ends with the step's output."""
+        """Play the jobs of a call; return those that end with the step's output."""
         jobs, moves = (each.step(step, transfers) for each in (self._tier, self._side))
         return replace(moves, done=jobs.done, invalid_block_ids=jobs.invalid_block_ids)
 
@@ -126,7 +126,7 @@ class PlayedWorker:
         self._later: list[TransferJob] = []
 
     def step(self, step: int, transfers: StepTransfers) -> TransferReport:
-        """Do what a call asks; return what ends with the step's output."""
+        """Play the jobs of a call; return those that end with the step's output."""
         for job in self._later:
             self._stores.submit(job, step)
         flush = set(transfers.flush)

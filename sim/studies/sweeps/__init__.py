@@ -1,1 +1,1 @@
-"""Many runs: what to run, where to run it, and the dataset that comes of it."""
+"""Many runs: their configurations, their executors, and the dataset of results."""

@@ -38,7 +38,7 @@ _WHOLE = "runs.parquet"
 _PARTIAL = ".partial"
 _FIRST_WAIT_S = 1.0
 _SHARE_AT_RISK = 0.01
-"""What a sweep may lose if all of it is killed: a hundredth of its time."""
+"""The share of its time that a sweep may lose if all of it is killed."""
 _ROW_GROUP = 16_384
 
 

@@ -1,4 +1,4 @@
-"""The folder of a sweep: what it is a sweep of, and whether it can go on."""
+"""The folder of a sweep: its subject, and whether it can go on."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _MOST_TOGETHER = 64
 _MOST_TOGETHER_S = 0.1
 """When a worker hands over what it has done, and gives back the rest."""
 _LAST_S = 0.5
-"""How long a sweep that is stopped waits for what workers have not handed over."""
+"""Seconds that a stopped sweep waits for results that workers still hold."""
 _POLL_S = 0.1
 """How soon a request to stop is seen."""
 _MOST_FALSE_STARTS = 3
@@ -49,7 +49,7 @@ def num_cpus() -> int:
 
 
 class SerialExecutor:
-    """Carries runs out in this process: what other executors must give, too."""
+    """Carries runs out in this process; other executors give the same."""
 
     num_workers = 1
 

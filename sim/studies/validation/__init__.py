@@ -1,1 +1,1 @@
-"""Predicted against measured: what a real engine did, simulated and compared."""
+"""Predicted against measured: runs of a real engine, simulated and compared."""

@@ -1,4 +1,4 @@
-"""One clock and one unit for what was measured: mistakes that look like errors."""
+"""One clock and one unit for measurements: mistakes that look like errors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ METRICS: Final = (
     *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS),
     *TOTALS,
 )
-"""What a report always has, measured or not."""
+"""Statistics that a report always has, measured or not."""
 USAGE_EDGES: Final = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Edges of the bins of KV usage: fine where the cache is full."""
 
@@ -44,7 +44,7 @@ _LEAST: Final = 1e-9
 """Least value that errors are a share of: shorter than a nanosecond is none."""
 
 Comparison = dict[str, float | None]
-"""``predicted``, ``measured``, and the error in percent of what was measured:
+"""``predicted``, ``measured``, and the error in percent of the measured value:
 ``error_pct`` with its sign, ``abs_error_pct`` without. None where a side does not know
 the value, or where nothing was measured to be a percentage of."""
 

@@ -1,4 +1,4 @@
-"""How sharp a validation is: what wrong block counts would have predicted.
+"""The sharpness of a validation: errors that wrong block counts would have.
 
 A run that never fills its cache is predicted as well with any number of blocks, and
 proves nothing about preemption, swapping or eviction. So the same run is simulated with

@@ -1,1 +1,1 @@
-"""A live page: move a setting, and see what the cache and the latencies do."""
+"""A live page: move a setting, and see the cache and the latencies follow."""

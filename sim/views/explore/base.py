@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Settings = dict[str, Any]
-"""Values by key of a control; what is as in the configuration is left out."""
+"""Values by key of a control; those of the configuration are left out."""
 
 DEMO: Final[Mapping[str, Any]] = {
     "workload": {
@@ -57,7 +57,7 @@ DEMO: Final[Mapping[str, Any]] = {
     "cost": {"kind": "roofline"},
     "seed": 0,
 }
-"""What a page starts from that is given nothing: that of ``examples/demo.yaml``."""
+"""The configuration of a page that is given none: that of ``examples/demo.yaml``."""
 
 
 @dataclass(frozen=True)

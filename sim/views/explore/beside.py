@@ -50,7 +50,7 @@ class Explored:
         return self._page.url
 
     def stop(self) -> None:
-        """End the server and what it runs."""
+        """End the server and its runs."""
         self._page.stop()
         self._thread.join(_PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""One setting of the page: which values it takes, and what is to be known of them."""
+"""One setting of the page: its values, and the facts to know of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Slider:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A value, what is to be known of it, and the few words of that in a list."""
+    """A value, the facts to know of it, and these in a few words for a list."""
 
     value: str
     facts: str = ""

@@ -33,7 +33,7 @@ REPLICAS: Final = "fleet.replicas"
 """A control that is no key: engines that are alike, with a router before them."""
 
 TRAFFIC: Final = "traffic"
-"""A control that is no key: what stands in the place of the table ``workload``."""
+"""A control that is no key: the kind of the table ``workload``."""
 
 OBJECTIVES: Final = ("p95_ttft_ms", "p99_ttft_ms", "p95_tpot_ms", "p95_e2el_ms")
 """Objectives that can be set where a configuration has none."""

@@ -29,7 +29,7 @@ _POLICY: Final = (
 
 
 class Guard:
-    """Refuses requests that do not come from the page, and says what the page may do.
+    """Refuses requests from elsewhere than the page, and tells browsers its rights.
 
     Parameters
     ----------

@@ -207,7 +207,7 @@ def _streamed(events: AsyncIterator[Event]) -> Response:
 
 
 def _files() -> Mapping[str, tuple[Callable[[], str], str]]:
-    """Return the page's own files: what makes their text, and its type."""
+    """Return the page's own files: a maker of the text, and its type."""
     return {
         "plotly.js": (get_plotlyjs, _SCRIPT),
         "drawing.js": (lambda: asset("drawing.js"), _SCRIPT),

@@ -33,7 +33,7 @@ AS_GIVEN: Final = "as given"
 """The traffic of the configuration itself."""
 
 KEPT: Final = ("acceptance", "slo_class")
-"""What stays whatever the traffic is: drafts and objectives of classes need it."""
+"""Keys that stay whatever the traffic is, for drafts and objectives of classes."""
 
 _HOUR_S: Final = 3600
 

@@ -1,4 +1,4 @@
-"""The other side: a process that simulates what it is sent, one run after the other.
+"""The other side: a process that simulates configurations, one run after the other.
 
 It is started from a process that has imported all it needs, ends with its parent, and
 may be killed at any time: nothing is kept in it.

@@ -66,7 +66,7 @@ class Worker:
         self._process, self._connection = process, ours
 
     def begin(self, data: Mapping[str, Any], wanted: Wanted = "kept") -> Connection:
-        """Have it simulate a configuration, and return what to `listen` to."""
+        """Have it simulate a configuration; return the connection to `listen` to."""
         assert not self.is_busy
         self.start()
         assert self._connection is not None

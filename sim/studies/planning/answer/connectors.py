@@ -1,4 +1,4 @@
-"""What the server's command says of blocks that come from elsewhere: tiers, engines."""
+"""Arguments of the server's command for blocks from elsewhere: tiers, engines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEASE_S: Final = 30
 
 
 def environment(engine: EngineConfig, side: Side | None) -> list[str]:
-    """Return what stands before the command.
+    """Return the words before the command.
 
     Source: vLLM 0.33.0, ``kv_connector/v1/nixl/base_worker.py``, which refuses to start
     with states whose convolutions lie otherwise.
@@ -100,7 +100,7 @@ def _pair(engine: EngineConfig, side: KVTransferSettings) -> dict[str, Any]:
 
 
 def _tier(engine: EngineConfig) -> dict[str, Any]:
-    """Return the connector of the tier as it was given, in what vLLM knows of it."""
+    """Return the connector of the tier as it was given, in the keys that vLLM knows."""
     table = engine.kv_transfer_config
     if table is None:
         return {}
@@ -114,7 +114,7 @@ def _tier(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _ours(extra: ConnectorExtraTable) -> dict[str, Any]:
-    """Return what the connector of vLLM has no key or value for."""
+    """Return the settings for which the connector of vLLM has no key or value."""
     found: dict[str, Any] = {}
     if extra.eviction_policy not in _POLICIES:
         found["eviction_policy"] = extra.eviction_policy

@@ -170,8 +170,8 @@ ROWS: Final = (
     Row("Traffic", "mean_step_ms", "mean step", milliseconds),
     Row("Traffic", "engine_busy_share", "engine busy", percent),
 )
-"""What the table shows, in its order; a row that is 0 in all runs is left out where it
-counts what often does not happen."""
+"""Rows of the table, in its order; one that is 0 in all runs is left out where it
+counts a rare event."""
 
 _HARDLY: Final = 0.001
 _SCATTERED: Final = 0.2
