@@ -292,9 +292,9 @@ class Simulation:
             If a cost model gives a step no length, or a scheduler forgets requests.
         """
         if on_progress:
-            # Of each engine: they may run one after the other.
-            tell = partial(self._tell, on_progress)
-            self.engine.observe_each(progress_every, tell)
+            self.engine.observe_each(  # they may run one after the other
+                progress_every, lambda _: on_progress(self.progress())
+            )
         if check_every:
             # Of each when its step has ended: amid one, its queues are on the way.
             self.engine.observe_each(check_every, _check)
@@ -337,8 +337,7 @@ class Simulation:
         except RuntimeError:
             if self.engine.done.triggered or self.env.peek() < inf:
                 raise
-            # SimPy's way to say that everybody waits: a client for an answer that a
-            # stalled queue never gives.
+            # SimPy says so where clients wait for answers that a stalled queue keeps.
             self.engine.stalled = True
 
     def stop(self) -> None:
@@ -355,9 +354,6 @@ class Simulation:
             num_arrived=recorder.num_arrived,
             num_done=recorder.num_finished + recorder.num_left,
         )
-
-    def _tell(self, on_progress: Callable[[Progress], None], _: Engine) -> None:
-        on_progress(self.progress())
 
     def check(self) -> None:
         """Prove the invariants of every structure, and conservation of requests."""
@@ -471,8 +467,8 @@ class Simulation:
         if not is_bounded and (overload := overload_warning(recording, numbers)):
             self.warnings.append(overload)
         if self.engine.stalled:
-            recorders = self.recorder.of_rank
-            self.warnings.append(stall_warning(self.schedulers, recorders))
+            told = stall_warning(self.schedulers, self.recorder.of_rank)
+            self.warnings.append(told)
         elif not self.engine.stop_requested and (unsent := unsent_warning(numbers)):
             self.warnings.append(unsent)
         if self._fleet is not None:
