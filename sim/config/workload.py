@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sim.config.types import (
     ConfigTable,
@@ -16,6 +17,8 @@ from sim.config.types import (
     Shares,
     Whole,
 )
+from workloads.errors import WorkloadError
+from workloads.traces.detect import guess_kind
 
 
 class SyntheticConfig(ConfigTable):
@@ -106,6 +109,20 @@ class WorkloadConfig(ConfigTable):
     slo_class: Names = ""
     output_end: Names | None = None
     acceptance: Kind | None = None
+
+    @field_validator("trace")
+    @classmethod
+    def _kind_by_content(cls, trace: Kind | None) -> Kind | None:
+        """Name the format of a trace that is left out, where its file tells it."""
+        path = None if trace is None or "kind" in trace else trace.get("path")
+        if trace is None or not isinstance(path, str) or not Path(path).is_file():
+            return trace
+        try:
+            return {"kind": guess_kind(path), **trace}
+        except WorkloadError as error:
+            raise ValueError(
+                f"kind: left out, and not told by the file: {error}"
+            ) from error
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:

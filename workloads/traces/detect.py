@@ -54,7 +54,7 @@ def guess_kind(path: str | Path) -> str:
     kinds = ", ".join(sorted((*_COLUMNS, *_KEYS)))
     raise WorkloadError(
         f"{path}: a trace's format must be plain; got {line[:80]!r}, which looks "
-        f"{what}; name its kind (--from): {kinds}"
+        f"{what}; name its kind (trace.kind, or --from): {kinds}"
     )
 
 

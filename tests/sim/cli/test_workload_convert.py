@@ -182,4 +182,4 @@ def test_unknown_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = ["workload", "convert", str(path), "--to", "kvsim", "--out", out]
     line = refused(command, capsys, tmp_path)
     assert "a trace's format must be plain; got 'time,what'" in line
-    assert "name its kind (--from): azure, burstgpt, " in line
+    assert "name its kind (trace.kind, or --from): azure, burstgpt, " in line

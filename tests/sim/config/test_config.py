@@ -450,3 +450,40 @@ def test_goodput_limits_are_counted_and_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(minimal() | {"goodput": wrong})
+
+
+def test_the_format_of_a_trace_is_told_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = "2023-11-16 18:15:46.680590,374,44\n2023-11-16 18:15:50.995111,396,109\n"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    data = minimal() | {"workload": {"trace": {"path": str(path)}}}
+    config = parse_config(data)
+    assert config.workload.trace is not None
+    assert config.workload.trace["kind"] == "azure"
+    assert simulate(config).summary["completed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a,b", "looks like no known format"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens,arrived_at,num_prefill_tokens,"
+            "num_decode_tokens",
+            "looks like azure and vidur",
+        ),
+    ],
+)
+def test_a_format_that_the_file_does_not_tell_is_asked_for(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{line}\n1,2\n")
+    data = minimal() | {"workload": {"trace": {"path": str(path)}}}
+    with pytest.raises(ConfigError) as refused:
+        parse_config(data)
+    told = str(refused.value)
+    assert told.startswith("workload.trace: kind: left out, and not told by the file")
+    assert words in told
+    assert "name its kind (trace.kind, or --from): azure, " in told
+    assert "\n" not in told

@@ -36,16 +36,23 @@ def show_step_time(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
         yield paragraph("There is not a single step.", class_="note")
         return
     if len(runs) == 1:
-        caption = "Mean time of a step and its parts, over the run."
+        caption = "Mean price of a step and its parts, over the run."
         panels = (Panel(Axis("ms a step", low=0.0), (_stack(runs[0], clock, shown),)),)
     else:
-        caption = "Mean time of a step, over the run."
+        caption = "Mean price of a step, over the run."
         lines = tuple(_mean(run, clock) for run in runs)
         panels = (Panel(Axis("ms a step", low=0.0), lines),)
     yield Chart("step-parts", caption, panels, x=clock.axis(), height_px=380)
     if len(runs) > 1:
         yield _shares(runs, shown)
     yield _table(runs, shown)
+    if any(run.summary.get("overlapped_s") for run in runs):
+        yield paragraph(
+            "Steps are formed while others run: these are their prices, of which the "
+            "mean step of the summary, from one output to the next, leaves out what is "
+            "hidden.",
+            class_="note",
+        )
 
 
 def _parts_there(runs: Sequence[Run]) -> list[str]:
