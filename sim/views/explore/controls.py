@@ -45,7 +45,8 @@ DTYPES: Final = {
 """Texts whose values are few and known."""
 
 BRIEF: Final = {"engine.gpu": ("GiB", "GB/s")}
-"""Facts that stand in the list itself, by their heading in ``kvsim list``."""
+"""Facts that stand in the list itself, by their heading in ``kvsim list``; such a list
+is one to choose from, however long."""
 
 SLIDERS: Final[Mapping[str, Slider]] = {
     "rate_scale": Slider(0.1, 4.0, 0.01),

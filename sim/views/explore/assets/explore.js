@@ -194,7 +194,7 @@
       const found = control.choices.find(({ value }) => value === valueOf(control.key));
       return found?.facts ? `${found.facts}. ` : "";
     };
-    if (control.choices.length <= MANY) {
+    if (control.choices.length <= MANY || control.choices.some(({ brief }) => brief)) {
       const choices = control.choices.map(({ value, brief }) => [JSON.stringify(value), brief ? `${value}: ${brief}` : value]);
       if (control.isOptional) choices.unshift(["null", "default"]);
       return { ...select(control, id, choices), facts };
