@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -105,6 +106,17 @@ def test_an_unknown_name_is_answered_with_those_there_are(
     with pytest.raises(SystemExit):
         build.main(["99"])
     assert "01_first_run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@with_jupyter
+def test_what_is_printed_is_one_output_however_slowly_it_comes(tmp_path: Path) -> None:
+    source = tmp_path / "slow.py"
+    source.write_text(
+        "# %%\nimport time\n\nprint(1, flush=True)\ntime.sleep(1.0)\nprint(2)\n"
+    )
+    [cell] = json.loads(build.build(source))["cells"]
+    assert [each["text"] for each in cell["outputs"]] == [["1\n", "2\n"]]
 
 
 @pytest.mark.slow
