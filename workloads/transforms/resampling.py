@@ -104,7 +104,7 @@ class Resampling:
         if self.window_s > span_s:
             raise WorkloadError(
                 f"window_s must be at most the trace's length of {span_s:g} s; got "
-                f"{self.window_s:g}; lower it"
+                f"{self.window_s:g}; lower resample.window_s"
             )
         num_windows = self.num_windows or round(span_s / self.window_s)
         self._check_size(num, num_windows, span_s)

@@ -55,8 +55,9 @@ class Outcome:
     index
         That of the job.
     status
-        ``done``; ``refused`` for a mistake in the configuration; ``failed`` with an
-        exception; ``crashed`` if the process died of it, every time it was tried.
+        ``done``; ``refused`` for a mistake in the configuration or in a class of the
+        user's; ``failed`` with an exception; ``crashed`` if the process died of it,
+        every time it was tried.
     summary
         The result of the task, of a run that is done.
     error

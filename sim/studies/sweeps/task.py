@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from sim.config.plug import fault_in_user_code
 from sim.config.plugins import refuse_as
 from sim.config.tables import parse_config
 from sim.config.trace_shelf import PackedShelf, keep_at_hand
@@ -83,7 +84,8 @@ def perform(job: Job, task: Task) -> Outcome:
     except (UserError, WorkloadError) as refusal:
         status, error = "refused", " ".join(str(refusal).split())
     except (Exception, SystemExit) as fault:
-        status, error = "failed", _traceback(fault)
+        own = fault_in_user_code(fault)
+        status, error = ("refused", own) if own else ("failed", _traceback(fault))
     wall_s = perf_counter() - started_s
     if wall_s > _LONG_S:
         gc.collect(1)  # a run ends in cycles, few objects with all of its arrays

@@ -15,6 +15,8 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.task import perform, run_summary
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.config.test_config import minimal, write
 from tests.sim.studies.planning.plans import small
@@ -118,6 +120,30 @@ def test_arrivals_of_ones_own_are_yielded(
     sys.dont_write_bytecode = True
     line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
     assert "must be yielded; got None; mend Mine.times_s" in line
+
+
+def test_a_fault_of_ones_own_in_a_sweep_has_its_file_and_line(tmp_path: Path) -> None:
+    step = "return StepCost(0.1) if shape.num_decodes == 0 else {}['x']"
+    (tmp_path / "mine.py").write_text(COST_CLASS.format(step=step, describe="{}"))
+    config = minimal() | {"cost": {"kind": f"{tmp_path / 'mine.py'}:Mine"}}
+    outcome = perform(Job(0, {}, config), run_summary)
+    assert outcome.status == "refused"
+    assert outcome.error == "mine.py:5: KeyError: 'x'; mend your class"
+
+
+def test_a_plan_of_which_no_candidate_runs_has_no_objective_to_loosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = "return StepCost(0.1) if shape.num_decodes == 0 else StepCost(0.1, gemm_s=1)"
+    (tmp_path / "mine.py").write_text(COST_CLASS.format(step=step, describe="{}"))
+    plan = small(cost={"kind": f"{tmp_path / 'mine.py'}:Mine"})
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    command = ["plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "o")]
+    assert kvsim([*command, "--quiet", "--workers", "1"]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "candidates: none serves the traffic; " in line
+    assert "add up to 0.1, got 1.0 of 1.0" in line
+    assert "loosen" not in line
 
 
 def test_a_scheduler_that_forgets_requests_is_found_out(

@@ -286,15 +286,13 @@ def _left_out(
 
 def _idle_reason(study: Study, idle: Mapping[str, Any]) -> str:
     name = worst(idle["margins"])
-    objective = next(o for o in study.plan.parsed_objectives if o.name == name)
-    value = idle["values"][name]
-    if value is None:
+    goal = next(o for o in study.plan.parsed_objectives if o.name == name)
+    if (value := idle["values"][name]) is None:
         return f"nothing to measure {name} on"
-    more = abs(value / objective.limit - 1)
-    side = "below" if objective.is_floor else "above"
+    more = abs(value / goal.limit - 1)
     return (
-        f"an idle engine has {name} {value:,.4g} {objective.unit}".rstrip()
-        + f", {more:.0%} {side} {objective.limit:,g}"
+        f"an idle engine has {name} {value:,.4g} {goal.unit}".rstrip()
+        + f", {more:.0%} {'below' if goal.is_floor else 'above'} {goal.limit:,g}"
     )
 
 
@@ -312,10 +310,12 @@ def _check_any(plans: Sequence[CandidatePlan], misses: Mapping[str, float]) -> N
 
     closest = min(plans, key=distance)
     which = "closest is " if len(plans) > 1 else ""
+    named = f"{which}{closest.candidate.name}: {closest.reason}"
+    if closest.status != "misses_idle":  # the reason has its own remedy
+        raise ConfigError(f"candidates: none serves the traffic; {named}")
     raise ConfigError(
-        f"objectives: no candidate meets them even when idle; "
-        f"{which}{closest.candidate.name}: {closest.reason}; loosen that objective, or "
-        f"offer faster candidates"
+        f"objectives: no candidate meets them even when idle; {named}; loosen that "
+        f"objective, or offer faster candidates"
     )
 
 
