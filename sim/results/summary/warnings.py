@@ -199,6 +199,12 @@ def stall_warning(
     num_swapped = sum(scheduler.num_swapped for scheduler in schedulers)
     waits = f"{num_waiting} request{' waits' if num_waiting == 1 else 's wait'}"
     remedy = "leave engine.admission_check on"
+    behind = "behind one that cache or limits can never hold"
+    if num_running or num_swapped:
+        behind = (
+            f"while {num_swapped} are swapped out and {num_running} run, and none can "
+            f"go on"
+        )
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         requests = recorder.active.values()
         # The one that is in the way has mostly been admitted, or heads the queue.
@@ -207,19 +213,15 @@ def stall_warning(
         )
         for request in by_place:
             if (error := scheduler.admission_error(request)) is not None:
+                if num_waiting:
+                    behind = "behind one that can never be served"
                 return (
-                    f"the queue stalled: {waits} behind one that can never be served, "
-                    f"where a real engine hangs: request {request.request_id}: "
-                    f"{error}; {remedy}, which rejects it on arrival"
+                    f"the queue stalled: {waits} {behind}, where a real engine hangs: "
+                    f"request {request.request_id}: {error}; {remedy}, which rejects "
+                    f"it on arrival"
                 )
     for scheduler in schedulers:
         reason = getattr(scheduler, "stall_reason", None)
         if scheduler.num_waiting and reason is not None and (told := reason()):
             return f"the queue stalled: {waits}: {told}"
-    behind = "behind one that cache or limits can never hold"
-    if num_running or num_swapped:
-        behind = (
-            f"while {num_swapped} are swapped out and {num_running} run, and none can "
-            f"go on"
-        )
     return f"the queue stalled: {waits} {behind}; {remedy}"

@@ -280,8 +280,8 @@ def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
     plan = small(sensitivity={"num_seeds": 1})
     plan["workload"]["synthetic"]["num_requests"] = 100
     with pytest.raises(KeyboardInterrupt):
-        solved(plan, tmp_path, Stopping(2))
-    found = solved(plan, tmp_path, Stopping(1 + 3 + 4))
+        solved(plan, tmp_path, Stopping(3))
+    found = solved(plan, tmp_path, Stopping(2 + 3 + 4))
     assert found.stopped_in == "replicas"
     assert only(found.data)["rate"]["value"] > 0
     assert only(found.data)["replicas"] is None
