@@ -269,7 +269,7 @@ def test_a_bound_without_length_is_refused_in_a_line(
     assert kvsim(["run", str(path), "--out", str(out), "--quiet"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "must take a finite time of more than zero" in error
+    assert "lo_s and hi_s must lie around 0.25 and above 0, got -" in error
     assert not out.exists()
 
 

@@ -59,6 +59,7 @@ def told(size: float | None, replicas: int | None, cost: float, rate: float) -> 
     found = {
         "gpu": "h200_sxm",
         "engine": {"kv_offloading_size": size, "max_num_seqs": 8},
+        "varied": {},
         "rate": {"value": rate},
     }
     if replicas is not None:

@@ -156,7 +156,8 @@ def test_command_writes_the_plan_and_runnable_configurations(
     assert "vllm serve meta-llama/Llama-3.1-8B" in printed
     assert {each.name for each in out.iterdir()} == PLAN_FILES.names
     data = json.loads((out / "plan.json").read_text())
-    assert len(list((out / "figures").iterdir())) == 4
+    # no tornado, as no sensitivities were asked for
+    assert len(list((out / "figures").iterdir())) == 3
     config = load_config(out / only(data)["config"])
     summary = simulate(config).summary
     rate = only(data)["rate"]["value"]
