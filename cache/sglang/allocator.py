@@ -316,15 +316,28 @@ class SlotCounts(SlotAllocator):
 class RequestSlots:
     """Rows of the table of requests: taken from the front, returned to the end.
 
-    0.5.23 takes them from the end, and keeps row 0.
+    Parameters
+    ----------
+    num_slots
+        How many requests may hold one.
+    first
+        The first row that is given out: 1 from 0.5.11 on, which pads with row 0.
+    from_end
+        Whether rows are taken from the end, as in 0.5.23.
 
-    Source: SGLang 0.5.9 and 0.5.23, ``mem_cache/memory_pool.py`` (`ReqToTokenPool`).
+    Notes
+    -----
+    Source: SGLang 0.5.9, 0.5.11 and 0.5.23, ``mem_cache/memory_pool.py``
+    (`ReqToTokenPool`).
     """
 
-    def __init__(self, num_slots: int, *, from_end: bool = False) -> None:
+    def __init__(
+        self, num_slots: int, *, first: int = 0, from_end: bool = False
+    ) -> None:
         self.num_slots = num_slots
         self._from_end = from_end
-        self._free = deque(range(from_end, num_slots + from_end))
+        self._rows = range(first, first + num_slots)
+        self._free = deque(self._rows)
 
     @property
     def num_free(self) -> int:
@@ -350,7 +363,6 @@ class RequestSlots:
     def check(self, taken: Iterable[int]) -> None:
         """Prove that each row is free or taken once."""
         require(
-            sorted([*self._free, *taken])
-            == list(range(self._from_end, self.num_slots + self._from_end)),
+            sorted([*self._free, *taken]) == list(self._rows),
             "a request slot is lost, or taken twice",
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
-_VERSION = re.compile(r"0\.5\.(9|10|23)(\.post\d{1,2})?")
+_VERSION = re.compile(r"0\.5\.(9|1[0-2]|23)(\.post\d{1,2})?")
 _FIRST_AFTER_GRAPHS: Final = 23
 _MIB: Final = 2**20
 CONTEXT_GIB: Final = 1.2

@@ -28,7 +28,7 @@ from sim.errors import SchedulerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_RELEASES: Final = ("0.5.9", "0.5.10", "0.5.23")
+_RELEASES: Final = ("0.5.9", "0.5.10", "0.5.11", "0.5.12", "0.5.23")
 _RELEASE = re.compile(r"(\d+\.\d+\.\d+)")
 _ABSENT: Final = ("torchvision", "compressed_tensors", "sgl_kernel")
 """Packages of kernels and images that are imported and never called."""
@@ -180,8 +180,8 @@ class SglangApi:
 
     @cache  # noqa: B019  # one of a process
     def _paged(self) -> Any:
-        count_new: Callable[..., int] = self._allocator.get_num_new_pages
         paged: Any = self._allocator.PagedTokenToKVPoolAllocator
+        count_new: Callable[..., int] = sys.modules[paged.__module__].get_num_new_pages
 
         class Paged(paged):  # type: ignore[misc]
             """The release's; it does not look for pages that are not there."""

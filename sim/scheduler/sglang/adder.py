@@ -80,8 +80,10 @@ class PrefillAdder:
         self._running = running
         self._ratio = ratio
         self._page_size = settings.page_size
-        # 0.5.10 reserves a page more for each request
+        # a page more is reserved for each request from 0.5.10 on, and asked for first
+        # from 0.5.11 on
         self._page_extra = settings.page_size if settings.patch >= 10 else 0
+        self._page_asked = settings.page_size if settings.patch >= 11 else 0
         self._input = settings.max_prefill_tokens - num_mixed
         chunk = settings.chunk
         self._chunk = None if chunk is None else chunk - num_mixed
@@ -205,9 +207,8 @@ class PrefillAdder:
 
     def _num_needed(self, entry: Entry) -> int:
         """Return the tokens that all of its prompt and its outputs need."""
-        left = max(entry.num_left, 0)
-        num_extra = self._page_size if self._settings.makes_plans else 0
-        return entry.num_extend_tokens + min(left, CLIP_MAX_NEW_TOKENS) + num_extra
+        reserve = min(max(entry.num_left, 0), CLIP_MAX_NEW_TOKENS)
+        return entry.num_extend_tokens + reserve + self._page_asked
 
     def _num_taken(self, entry: Entry) -> int:
         """Return the prompt tokens that the chunk lets in: whole pages, or all."""

@@ -84,7 +84,9 @@ class Holdings:
             else TreeCache(self.allocator, self.tree)
         )
         self.request_slots = RequestSlots(
-            settings.num_request_slots, from_end=settings.makes_plans
+            settings.num_request_slots,
+            first=int(settings.patch >= 11),
+            from_end=settings.makes_plans,
         )
         self.holders: dict[Entry, None] = {}
         self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0

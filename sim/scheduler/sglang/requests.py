@@ -147,7 +147,7 @@ class Entry:
         """Return the entry of a request that arrives, cut to what can be served."""
         request.max_num_tokens = min(request.max_num_tokens, settings.longest_request)
         max_new_tokens = request.max_num_tokens - request.num_prompt_tokens
-        if settings.makes_plans:
+        if settings.patch >= 12:
             size = settings.page_size
             room = settings.max_total_num_tokens - -(-len(prompt) // size) * size
             max_new_tokens = max(min(max_new_tokens, room - size - 1), 0)

@@ -90,26 +90,38 @@ class SglangScheduler(SglangState):
         if last is not None and last.mode is not Mode.DECODE:
             if last.filter((chunked, last.chunked)):
                 running.is_full = False
-            is_empty = last.is_prefill_only and not makes_plans
-            decoding = [] if is_empty else last.entries
-            if decoding and not running.entries:
-                running = self.running_batch = ScheduleBatch(
-                    decoding, is_prefill_only=last.is_prefill_only
-                )
-            elif decoding:
-                running.entries = running.entries + decoding
-                running.is_prefill_only &= last.is_prefill_only
-        if makes_plans and running.filter():
-            running.is_full = False
+            self._merge(last)
+        running = self.running_batch
+        if makes_plans:
+            if running.filter():
+                running.is_full = False
+        elif running.is_prefill_only:
+            running.filter()
+            if self.settings.patch >= 11 and not running.entries:
+                running.is_full = False
         batch = self._prefill_batch(output)
         running = self.running_batch
-        if (
-            batch is not None
-            or not running.entries
-            or (makes_plans and running.is_prefill_only)
-        ):
+        if batch is not None or running.is_prefill_only or not running.entries:
             return batch
         return self._decode_batch(output)
+
+    def _merge(self, last: ScheduleBatch) -> None:
+        """Let the requests of a prefill batch run on.
+
+        Those that may write nothing are computed once. Before 0.5.10 they run no more;
+        since then they stand beside the others until they have ended.
+        """
+        running, entries = self.running_batch, last.entries
+        is_over = last.is_prefill_only and self.settings.patch < 10
+        if is_over or not entries:
+            return
+        if running.entries:
+            running.entries = running.entries + entries
+            running.is_prefill_only &= last.is_prefill_only
+        else:
+            self.running_batch = ScheduleBatch(
+                entries, is_prefill_only=last.is_prefill_only
+            )
 
     def _drop_chunk(self) -> None:
         """Let go of a prompt that was withdrawn between two of its chunks.
@@ -150,7 +162,7 @@ class SglangScheduler(SglangState):
         is_mixed = settings.is_mixed
         num_running = len(running.entries)
         if (
-            settings.makes_plans
+            settings.patch >= 11  # before, the queue is sorted all the same
             and self.chunked is None
             and not settings.enable_priority_scheduling
             and self._num_admissible(num_running) <= 0
@@ -246,11 +258,15 @@ class SglangScheduler(SglangState):
                 break
 
     def _num_admissible(self, num_running: int, num_held: int = 0) -> int:
-        """Return how many may join; `num_held` of them hold rows already."""
+        """Return how many may join: from 0.5.12 on, as many as there are rows, too.
+
+        `num_held` of them hold rows already, which 0.5.23 counts.
+        """
         most = self.settings.max_running_requests - num_running
-        if not self.settings.makes_plans:
+        if self.settings.patch < 12:
             return most
-        return min(most, self.holdings.request_slots.num_free + num_held)
+        num_rows = self.holdings.request_slots.num_free
+        return min(most, num_rows + num_held * self.settings.makes_plans)
 
     # -- decode ---------------------------------------------------------------
 
@@ -428,13 +444,14 @@ class SglangScheduler(SglangState):
     def _is_idle(self, output: SglangOutput) -> bool:
         """Whether the release's loop had nothing to run, nor a result to process."""
         was_idle, self._was_idle = self._was_idle, self._last is None
-        if self.settings.makes_plans and (
-            self.running_batch.entries or self.chunked or self.queue.entries
-        ):
+        if self.settings.patch >= 11 and self._has_something():
             return False
         if not self.settings.overlap:
             return self._last is None
         return self._last is None and was_idle and output.mode is None
+
+    def _has_something(self) -> bool:
+        return bool(self.queue.entries or self.running_batch.entries or self.chunked)
 
     def _end(self, entry: Entry) -> None:
         """Let a request go: its last output has been processed."""

@@ -86,7 +86,7 @@ class Settings:
     need_sort
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
-        0.5.9, 0.5.10 or 0.5.23.
+        0.5.9 to 0.5.12, or 0.5.23.
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
 
@@ -160,7 +160,7 @@ class Settings:
                 f"schedule_policy must be one of {', '.join(_OF_PRIORITIES)} with "
                 f"enable_priority_scheduling, got '{self.schedule_policy}'"
             )
-        if self.makes_plans and self.kv_transfer is not None:
+        if self.patch > 10 and self.kv_transfer is not None:
             raise SchedulerError(
                 "prefill and decode apart are SGLang 0.5.9 or 0.5.10, got "
                 f"engine_version {self.engine_version}; take one of these"

@@ -110,7 +110,7 @@ def drawn(seed: int) -> dict[str, Any]:
         chunked_prefill_size=rng.choice([-1, 4 * page_size, 64, 8192]),
         max_running_requests=rng.choice([3, 8, 64]),
         radix_eviction_policy=rng.choice(["lru", "lfu", "fifo", "mru"]),
-        engine_version=rng.choice(["0.5.9", "0.5.9", "0.5.10"]),
+        engine_version=rng.choice(["0.5.9", "0.5.12", "0.5.10"]),
     )
     synthetic = data["workload"]["synthetic"]
     synthetic["num_requests"] = rng.choice([20, 60])
@@ -279,7 +279,7 @@ def test_a_pool_of_other_pages_has_the_tokens_of_all() -> None:
         ({"pipeline_parallel_size": 2}, "pipelines are built for v1 only, got 2"),
         (
             {"engine_version": "0.5.8"},
-            "covers SGLang 0.5.9, 0.5.10 and 0.5.23, got '0.5.8'",
+            "covers SGLang 0.5.9 to 0.5.12 and 0.5.23, got '0.5.8'",
         ),
         ({"radix_eviction_policy": "lfru"}, "radix_eviction_policy must be one of lru"),
         (
@@ -322,7 +322,10 @@ def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -
     assert kvsim([*words, "--engine-version", "0.5.23", *given]) == 0
     assert capsys.readouterr().out == "4096\n"
     assert kvsim([*words, "--engine", "sglang", "--engine-version", "0.33"]) == 2
-    assert "must be 0.5.9 or 0.5.10 with --engine sglang" in capsys.readouterr().err
+    assert (
+        "must be 0.5.9 to 0.5.12, or 0.5.23, with --engine sglang"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_request_ends_a_step_earlier_where_plans_are_made() -> None:

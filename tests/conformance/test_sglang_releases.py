@@ -1,4 +1,7 @@
-"""Our `sglang` as 0.5.23 against logs of that release's own scheduler (promise 2)."""
+"""Our `sglang` against logs of later releases' own schedulers (promise 2).
+
+Of 0.5.23, and where a name begins with `of_0_5_12` of that release.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sim.studies.conformance import (
 )
 from sim.studies.conformance.conform import Comparison, Coverage
 
-HERE = Path(__file__).parent / "sglang_plans"
+HERE = Path(__file__).parent / "sglang_releases"
 ENDING = ".workload.json"
 NAMES = sorted(path.name.removesuffix(ENDING) for path in HERE.glob(f"*{ENDING}"))
 
