@@ -73,7 +73,7 @@ class _Held:
         self._cache_usage, self._summary = scheduler.cache_usage, scheduler.summary
         self._stall_reason: Any = getattr(scheduler, "stall_reason", None)
         # V1's is a property, which nothing replaces: what it loses is told at the end.
-        add = getattr_static(type(scheduler), "add_request")
+        add = getattr_static(type(scheduler), "add_request", None)
         self.counts_requests = not isinstance(add, property)
         self._num_held = 0
         # Of a group, a request counts tokens otherwise, or not at all; of batches in
