@@ -43,7 +43,7 @@ def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
 
 def test_sglang_lets_a_prompt_that_is_too_long_end_with_a_token() -> None:
     request: Any = Told(num_prompt_tokens=900, max_num_tokens=1_000, ignore_eos=False)
-    settings: Any = Told(longest_request=2_000, longest_prompt=800, makes_plans=False)
+    settings: Any = Told(longest_request=2_000, longest_prompt=800, patch=9)
     entry = Entry.of(request, np.arange(900), settings)
     assert (request.max_num_tokens, entry.num_prompt_tokens) == (901, 1)
 
