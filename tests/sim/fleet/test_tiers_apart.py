@@ -304,6 +304,39 @@ def test_a_taking_without_an_end_that_has_yet_to_begin_is_ended() -> None:
     assert not network.is_taken("out", 0)
 
 
+def test_a_store_that_ends_while_its_engine_waits_gives_the_port_back() -> None:
+    """Of conversations at a slow link, ahead; it was taken for ever, and none ended."""
+    fleet = fleet_of(1, 1, links={"bytes_per_s": 1e8, "latency_s": 1e-3})
+    extra = {"store_threshold": 2, "sync_load_budget_bytes": 10_000_000}
+    engine = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "gpu": "h200_sxm",
+        "tensor_parallel_size": 4,
+        "num_gpu_blocks_override": 2000,
+        "kv_offloading_size": 0.5,
+        "kv_transfer_config": {"kv_connector_extra_config": extra},
+    }
+    sessions = {
+        "kind": "chat",
+        "num_sessions": 20,
+        "arrivals": {"kind": "poisson", "rate": 5},
+        "turns": {"kind": "uniform", "low": 1, "high": 4},
+        "prompt_tokens": {"kind": "uniform", "low": 81, "high": 1216},
+        "output_tokens": {"kind": "fixed", "tokens": 1},
+        "think_s": {"kind": "fixed", "value_s": 0.03},
+    }
+    data = {
+        "workload": {"sessions": sessions, "max_tokens": 1},
+        "engine": engine,
+        "fleet": fleet,
+        "cost": {"kind": "roofline"},
+        "seed": 3,
+    }
+    summary = Simulation(parse_config(data)).run().summary
+    assert summary["completed"] == summary["num_requests"]
+    assert summary["duration"] < 60.0
+
+
 def test_pulls_wait_for_stores_where_both_share_the_port() -> None:
     """The other way round nothing changes: copies, and steps, are as without pulls."""
     slow = TIER | {"kv_offloading_link": {"store_bytes_per_s": 1e9}}
