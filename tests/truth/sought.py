@@ -38,7 +38,7 @@ class Case:
     config: Mapping[str, Any]
     measured: Mapping[str, float]
     cost: Mapping[str, Any] = field(default_factory=dict)
-    """What is told of its release's kernels, where another release stands in."""
+    """Cost keys of its release's kernels, where another release stands in."""
 
     def errors(self, cost: Mapping[str, Any] = NOTHING) -> Errors:
         own = {"kind": "roofline"} | dict(self.cost) | dict(cost)

@@ -72,7 +72,7 @@ def test_published_choices_of_experts_bring_long_steps_nearer(
 
 @pytest.mark.slow
 def test_the_same_traffic_takes_what_it_took_with_graphs_in_pieces_and_whole() -> None:
-    """Whole graphs are what nothing was fitted to; pieces are one of four sources."""
+    """Nothing was fitted to whole graphs; pieces are one of four sources."""
     whole_ms = (5.02, 5.09, 5.39, 6.14)
     assert max(map(abs, QWEN_PIECES.errors())) <= 4.0
     for point, error, whole in zip(

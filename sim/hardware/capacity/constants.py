@@ -179,7 +179,7 @@ each kind, and takes the rest for as large as the second. Qwen3.5-4B was seen to
 given 0.64 GiB for 86 and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28,
 ``v1/worker/gpu_model_runner.py`` (`profile_cudagraph_memory`)."""
 FLASHINFER_WORKSPACE_BYTES = 394 << 20
-"""What FlashInfer's attention works in, allocated when graphs are first captured.
+"""FlashInfer's attention workspace, allocated when graphs are first captured.
 Source: ``vllm/envs.py``, ``v1/attention/backends/flashinfer.py``."""
 FIRST_WIDE_WORKSPACE_MINOR = 26
 WIDE_WORKSPACE_ELEMENT_BYTES = 16

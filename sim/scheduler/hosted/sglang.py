@@ -288,13 +288,40 @@ class HostedSglang:
         self.ending = how
         raise _EndedError
 
+    def _told(self, args: Any, worker: Any) -> dict[str, Any]:
+        """Return the attributes that the settings alone say, of every release."""
+        api, settings = self._api, self._settings
+        longest = min(settings["context_len"], settings["max_total_num_tokens"]) - 1
+        return {
+            "server_args": args,
+            "schedule_policy": args.schedule_policy,
+            "enable_priority_scheduling": args.enable_priority_scheduling,
+            "schedule_low_priority_values_first": (
+                args.schedule_low_priority_values_first
+            ),
+            "priority_scheduling_preemption_threshold": (
+                args.priority_scheduling_preemption_threshold
+            ),
+            "enable_overlap": settings["overlap"],
+            "page_size": settings["page_size"],
+            "spec_algorithm": api.SpeculativeAlgorithm.from_string(None),
+            "disaggregation_mode": api.DisaggregationMode.NULL,
+            "tp_worker": worker,
+            "model_worker": worker,
+            "max_total_num_tokens": settings["max_total_num_tokens"],
+            "max_prefill_tokens": settings["max_prefill_tokens"],
+            "max_running_requests": settings["max_running_requests"],
+            "max_queued_requests": settings["max_queued_requests"],
+            "max_req_len": longest,
+            "max_req_input_len": longest - 5,
+        }
+
     def _made(self) -> Any:
         """Return the release's scheduler, set up by its own methods where they can."""
         api, settings = self._api, self._settings
         args = api.server_args(settings)
         scheduler = object.__new__(api.Scheduler)
         self._pool, self._allocator = api.pools(settings)
-        longest = min(settings["context_len"], settings["max_total_num_tokens"]) - 1
         worker = SimpleNamespace(
             is_hybrid_swa=False,
             model_runner=SimpleNamespace(
@@ -308,27 +335,7 @@ class HostedSglang:
         scheduler.__dict__.update(
             {
                 **_OFF,
-                "server_args": args,
-                "schedule_policy": args.schedule_policy,
-                "enable_priority_scheduling": args.enable_priority_scheduling,
-                "schedule_low_priority_values_first": (
-                    args.schedule_low_priority_values_first
-                ),
-                "priority_scheduling_preemption_threshold": (
-                    args.priority_scheduling_preemption_threshold
-                ),
-                "enable_overlap": settings["overlap"],
-                "page_size": settings["page_size"],
-                "spec_algorithm": api.SpeculativeAlgorithm.from_string(None),
-                "disaggregation_mode": api.DisaggregationMode.NULL,
-                "tp_worker": worker,
-                "model_worker": worker,
-                "max_total_num_tokens": settings["max_total_num_tokens"],
-                "max_prefill_tokens": settings["max_prefill_tokens"],
-                "max_running_requests": settings["max_running_requests"],
-                "max_queued_requests": settings["max_queued_requests"],
-                "max_req_len": longest,
-                "max_req_input_len": longest - 5,
+                **self._told(args, worker),
                 "model_config": SimpleNamespace(
                     hf_eos_token_id=set(),
                     vocab_size=1 << 30,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "context": "sglang.srt.runtime_context",
-    "registry": "sglang.srt.mem_cache.registry",
+    "trees": "sglang.srt.mem_cache.registry",
     "params": "sglang.srt.mem_cache.cache_init_params",
     "scheduler": "sglang.srt.managers.scheduler",
     "fields": "sglang.srt.arg_groups.arg_utils",
@@ -51,7 +51,7 @@ class PlansApi(SglangApi):
         modules: dict[str, Any] = {
             key: importlib.import_module(at) for key, at in _MODULES.items()
         }
-        self._context, self._registry = modules["context"], modules["registry"]
+        self._context, self._trees = modules["context"], modules["trees"]
         self._params, self._fields = modules["params"], modules["fields"]
         # is asked of the model's configuration, of which there is none
         modules["scheduler"].get_resolved_model_impl = _nothing
@@ -77,32 +77,18 @@ class PlansApi(SglangApi):
         context.config_bag("device")._set("gpu_id", 0)
         return given
 
-    def pools(self, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-        slots = self._memory.ReqToTokenPool(
-            size=settings["max_running_requests"],
-            max_context_len=settings["context_len"] + 4,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        common = {
-            "dtype": self.torch.bfloat16,
-            "device": "cpu",
-            "kvcache": SimpleNamespace(store_dtype=self.torch.bfloat16),
-            "need_sort": settings["need_sort"],
-        }
-        size, page_size = settings["max_total_num_tokens"], settings["page_size"]
-        if page_size == 1:
-            return slots, self._allocator.TokenToKVPoolAllocator(size, **common)
-        paged = self._allocator.PagedTokenToKVPoolAllocator
-        return slots, paged(size, page_size, **common)
+    @cache  # noqa: B019  # as the other releases'
+    def _paged(self) -> Any:
+        """Return the release's own, which looks for no page that is not there."""
+        return self._allocator.PagedTokenToKVPoolAllocator
 
     def tree(
         self, settings: Mapping[str, Any], args: Any, pools: tuple[Any, Any]
     ) -> Any:
         """Return the tree cache that the release takes for such pools."""
         slots, allocator = pools
-        return self._registry.create_tree_cache(
-            self._registry.TreeCacheBuildContext(
+        return self._trees.create_tree_cache(
+            self._trees.TreeCacheBuildContext(
                 server_args=args,
                 params=self._params.CacheInitParams(
                     disable=settings["disable_radix_cache"],
@@ -199,7 +185,6 @@ class HostedPlans(HostedSglang):
         scheduler = object.__new__(api.Scheduler)
         self._pool, self._allocator = pools = api.pools(settings)
         self._tree = tree = api.tree(settings, args, pools)
-        longest = min(settings["context_len"], settings["max_total_num_tokens"]) - 1
         worker = SimpleNamespace(
             model_runner=SimpleNamespace(attn_backend=None, prefill_aware_swa=False),
             forward_batch_generation=self._forward,
@@ -207,31 +192,11 @@ class HostedPlans(HostedSglang):
         scheduler.__dict__.update(
             {
                 **_OFF,
-                "server_args": args,
-                "schedule_policy": args.schedule_policy,
-                "enable_priority_scheduling": args.enable_priority_scheduling,
-                "schedule_low_priority_values_first": (
-                    args.schedule_low_priority_values_first
-                ),
-                "priority_scheduling_preemption_threshold": (
-                    args.priority_scheduling_preemption_threshold
-                ),
-                "enable_overlap": settings["overlap"],
-                "page_size": settings["page_size"],
-                "spec_algorithm": api.SpeculativeAlgorithm.from_string(None),
-                "disaggregation_mode": api.DisaggregationMode.NULL,
-                "tp_worker": worker,
-                "model_worker": worker,
+                **self._told(args, worker),
                 "req_to_token_pool": self._pool,
                 "token_to_kv_pool_allocator": self._allocator,
                 "tree_cache": tree,
                 "disable_radix_cache": settings["disable_radix_cache"],
-                "max_total_num_tokens": settings["max_total_num_tokens"],
-                "max_prefill_tokens": settings["max_prefill_tokens"],
-                "max_running_requests": settings["max_running_requests"],
-                "max_queued_requests": settings["max_queued_requests"],
-                "max_req_len": longest,
-                "max_req_input_len": longest - 5,
                 "model_config": SimpleNamespace(
                     hf_eos_token_id=set(),
                     vocab_size=1 << 30,
@@ -394,4 +359,4 @@ _OFF: Final[dict[str, Any]] = {
     "_maybe_namespace_elastic_radix_cache": _nothing,
     "_prefetch_kvcache": _nothing,
 }
-"""What a plain engine of one GPU has, and what is only shown."""
+"""Attributes of a plain engine of one GPU, and stand-ins for reports."""

@@ -1,4 +1,4 @@
-"""What the scheduler of SGLang holds, and tells the engine."""
+"""State of the SGLang scheduler: queues, batches, slots, and the engine's view."""
 
 from __future__ import annotations
 

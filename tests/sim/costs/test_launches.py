@@ -136,7 +136,7 @@ def test_a_layer_of_graphs_in_pieces_takes_the_gpu_longer(version, shape, is_cut
 
 
 def test_steps_that_wait_for_their_pieces_are_no_longer():
-    """What the GPU takes is hidden where launching takes longer."""
+    """GPU time is hidden where launching takes longer."""
     slow = [
         LaunchedRooflineCost.of(of_release("0.10", 200e-6, piece_latency_s=cut_s))
         for cut_s in (0.0, PIECE_LATENCY_S)
