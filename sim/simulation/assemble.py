@@ -84,6 +84,7 @@ def make_capacity(
         mamba_cache_dtype=engine.mamba_cache_dtype or "auto",
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
         gdn_prefill_backend=engine.gdn_prefill_backend,
+        enable_chunked_prefill=engine.enable_chunked_prefill is not False,
         **_drafts(engine),
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:

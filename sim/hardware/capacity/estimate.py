@@ -28,7 +28,6 @@ from sim.hardware.capacity.sglang import (
 )
 from sim.hardware.capacity.sglang import (
     is_sglang,
-    refuse_release,
     sglang_memory,
     with_requests,
 )
@@ -222,7 +221,6 @@ def _estimate_sglang(
     )
     if estimate.pool_source != "profile":
         return estimate
-    refuse_release(engine_version)
     return replace(
         estimate,
         num_gpu_blocks_low=memory.num_blocks_low,

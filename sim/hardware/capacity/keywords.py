@@ -19,7 +19,7 @@ from sim.hardware.capacity.arguments import (
 from sim.hardware.capacity.constants import LAST_PATCH, default_utilization
 from sim.hardware.capacity.estimate import CapacityEstimate, estimate_of
 from sim.hardware.capacity.sglang import (
-    default_fraction,
+    Launch,
     defaults_of,
     driver_mib,
     is_sglang,
@@ -76,6 +76,7 @@ def estimate_capacity(
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
     draft_model: str | None = None,
+    enable_chunked_prefill: bool = True,
 ) -> CapacityEstimate:
     """Predict the number of KV blocks of a vLLM engine.
 
@@ -132,6 +133,8 @@ def estimate_capacity(
         than a step holds.
     num_speculative_tokens, speculative_method, draft_model
         Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
+    enable_chunked_prefill
+        Whether SGLang cuts prompts; it makes no graphs of whole ones.
 
     Returns
     -------
@@ -199,9 +202,16 @@ def estimate_capacity(
     check_prefix_match_unit(prefix_match_unit, minor)
     own_utilization = default_utilization(minor)
     if is_sglang(engine_version):
-        own_utilization = default_fraction(
-            driver_mib(gpu), tensor_parallel_size, tokens
-        )
+        own_utilization = Launch(
+            engine_version,
+            model,
+            gpu,
+            tensor_parallel_size,
+            chunked_prefill_size=tokens,
+            has_chunks=enable_chunked_prefill,
+            max_running_requests=max_num_seqs,
+            enforce_eager=enforce_eager,
+        ).default_fraction
     if gpu_memory_utilization is None:
         gpu_memory_utilization = own_utilization
     standing = {

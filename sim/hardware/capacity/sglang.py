@@ -9,7 +9,10 @@
 It profiles no step: `mem_fraction_static` leaves room for activations and graphs.
 
 Source: SGLang 0.5.9, ``server_args.py`` (`_handle_gpu_memory_settings`),
-``model_executor/model_runner_kv_cache_mixin.py``.
+``model_executor/model_runner_kv_cache_mixin.py``; 0.5.10 to 0.5.23, the same or
+``arg_groups/memory_hook.py``, ``cuda_graph_hook.py``,
+``mem_cache/kv_cache_configurator.py``. From 0.5.16 on a pool may be sized by what
+graphs leave, where ``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING`` is set, which is not built.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sim.errors import CapacityError
+from sim.hardware.capacity.kernels import is_amd
 from sim.hardware.capacity.parts import MemoryParts, memory_parts
 from sim.hardware.capacity.pool import groups_of
 from sim.hardware.gpus import GIB
@@ -29,7 +33,14 @@ if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
 
 _VERSION = re.compile(r"0\.5\.(9|1[0-2]|23)(\.post\d{1,2})?")
-_FIRST_AFTER_GRAPHS: Final = 23
+_FIRST_PROMPT_GRAPHS: Final = 10
+_FIRST_INDEXED_PROMPT_GRAPHS: Final = 13
+_FIRST_WITHOUT_ABSENT_GRAPHS: Final = 15
+_FIRST_LARGE_ON_SMALL_CARDS: Final = 20
+_FIRST_GRAPHS_OF_REQUESTS: Final = 22
+"""Releases 0.5.N from which graphs of prompts are kept room for; those of models with
+an indexer; none where graphs are off; more on cards of up to 35 GiB; and no more for
+decodes than `max_running_requests`."""
 _MIB: Final = 2**20
 CONTEXT_GIB: Final = 1.2
 MARGIN_GIB: Final = 0.5
@@ -45,7 +56,7 @@ _DRIVER_MIB: Final = {
     "h100_sxm": 81_559,
     "h20": 97_871,
     "h200_sxm": 143_771,
-    "b200": 183_359,
+    "b200_sxm": 183_359,
     "mi300x": 196_592,
 }
 """``nvidia-smi``'s memory.total."""
@@ -78,12 +89,23 @@ _BY_MIB: Final = (
 """Below so many MiB: chunk, graphs with fewer than 4 ranks, and with more."""
 _OF_LARGER: Final = (16_384, 512, 512)
 _LATER: Final = {35_840: (4096, 48, 160)}
-"""Rows of 0.5.23 that differ: ``arg_groups/memory_hook.py``."""
+"""Rows of 0.5.20 and later that differ."""
+_PROMPT_GRAPH_MIB: Final = 8
+_LATENT_PROMPT_GRAPHS_MIB: Final = 1536
+_LLAMA_2_TOKENS: Final = 4096
+"""Of a graph of prompts, of all those of latents, and how large Llama 2's are."""
 
 
 def is_sglang(engine_version: str) -> bool:
     """Whether a release is one of SGLang, not of vLLM."""
     return _VERSION.fullmatch(str(engine_version).strip()[:40]) is not None
+
+
+def _patch(engine_version: str) -> int:
+    """Return N of a release 0.5.N."""
+    matched = _VERSION.fullmatch(engine_version.strip()[:40])
+    assert matched is not None
+    return int(matched[1])
 
 
 def driver_mib(gpu: GpuSpec) -> float:
@@ -95,36 +117,85 @@ def driver_mib(gpu: GpuSpec) -> float:
 
 
 def defaults_of(
-    memory_mib: float, tensor_parallel_size: int, engine_version: str = "0.5.9"
+    memory_mib: float, tensor_parallel_size: int, engine_version: str
 ) -> Defaults:
     """Return a release's defaults of a card with so much memory."""
-    later = _LATER if _sizes_after_graphs(engine_version) else {}
+    is_later = _patch(engine_version) >= _FIRST_LARGE_ON_SMALL_CARDS
+    later = _LATER if is_later else {}
     found = (later.get(row[0], row[1:]) for row in _BY_MIB if memory_mib < row[0])
     chunk, few, many = next(found, _OF_LARGER)
     return Defaults(chunk, few if tensor_parallel_size < 4 else many)
 
 
-def default_fraction(
-    memory_mib: float, tensor_parallel_size: int, chunked_prefill_size: int
-) -> float:
-    """Return `mem_fraction_static` where it is not given.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `mem_fraction_static` follows from, where it is not given.
 
-    Parameters
+    Attributes
     ----------
-    memory_mib
-        Of the card, see `driver_mib`.
-    tensor_parallel_size
-        Ranks.
     chunked_prefill_size
         Prompt tokens of a batch: without chunks `max_prefill_tokens`.
+    has_chunks
+        Whether prompts are cut.
+    max_running_requests
+        As given, or None.
     """
-    size = memory_mib
-    chunk = max(chunked_prefill_size, 2048)
-    graphs = defaults_of(memory_mib, tensor_parallel_size).cuda_graph_max_bs
-    reserved = 512 + 1.5 * chunk + 2 * graphs + 1024 * tensor_parallel_size / 8
-    if size > 61_440:
-        reserved = max(reserved, 10_240)
-    return round((size - reserved) / size, 3)
+
+    engine_version: str
+    model: ModelArchitecture
+    gpu: GpuSpec
+    tensor_parallel_size: int
+    chunked_prefill_size: int
+    has_chunks: bool = True
+    max_running_requests: int | None = None
+    enforce_eager: bool = False
+
+    @property
+    def default_fraction(self) -> float:
+        """`mem_fraction_static`, of the memory that the driver says."""
+        size = driver_mib(self.gpu)
+        reserved = 512 + 1.5 * max(self.chunked_prefill_size, 2048)
+        reserved += 1024 * self.tensor_parallel_size / 8 + self._graphs_mib(size)
+        if size > 61_440:
+            reserved = max(reserved, 10_240)
+        return round((size - reserved) / size, 3)
+
+    def _graphs_mib(self, memory_mib: float) -> float:
+        patch = _patch(self.engine_version)
+        if self.enforce_eager and patch >= _FIRST_WITHOUT_ABSENT_GRAPHS:
+            return 0
+        ranks = self.tensor_parallel_size
+        largest = defaults_of(memory_mib, ranks, self.engine_version).cuda_graph_max_bs
+        if patch >= _FIRST_GRAPHS_OF_REQUESTS:
+            largest = min(largest, self.max_running_requests or largest)
+        return 2 * largest + self._prompt_graphs_mib(patch)
+
+    def _prompt_graphs_mib(self, patch: int) -> int:
+        """Return what graphs of prompts take, which only NVIDIA's GPUs have."""
+        model, first = self.model, _FIRST_PROMPT_GRAPHS
+        if model.index_num_heads:
+            first = _FIRST_INDEXED_PROMPT_GRAPHS
+        if patch < first or is_amd(self.gpu) or model.has_encoder:
+            return 0
+        if model.kv_lora_rank is not None:
+            return _LATENT_PROMPT_GRAPHS_MIB
+        largest = self.chunked_prefill_size if self.has_chunks else 0
+        if "llama-2" in model.name.lower():
+            largest = min(largest, _LLAMA_2_TOKENS)
+        return _PROMPT_GRAPH_MIB * _num_prompt_graphs(largest)
+
+
+def _num_prompt_graphs(most_tokens: int) -> int:
+    """Return how many sizes of prompts have a graph, up to so many tokens."""
+    sizes = (
+        *range(4, 33, 4),
+        *range(48, 257, 16),
+        *range(288, 513, 32),
+        *range(576, 1025, 64),
+        *range(1280, 4097, 256),
+        *range(4608, most_tokens + 1, 512),
+    )
+    return sum(size <= most_tokens for size in sizes)
 
 
 def most_requests(num_tokens: int, context_len: int, given: int | None) -> int:
@@ -179,24 +250,6 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
     return SglangMemory(
         total, parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
     )
-
-
-def _sizes_after_graphs(engine_version: str) -> bool:
-    matched = _VERSION.fullmatch(engine_version.strip()[:40])
-    return matched is not None and int(matched[1]) >= _FIRST_AFTER_GRAPHS
-
-
-def refuse_release(engine_version: str) -> None:
-    """Refuse a release that sizes its pool by what graphs have left of the memory.
-
-    Source: SGLang 0.5.23, ``arg_groups/memory_hook.py`` (`post_capture_kv_sizing`).
-    """
-    if _sizes_after_graphs(engine_version):
-        raise CapacityError(
-            f"SGLang {engine_version} sizes its pool by what its graphs leave, which "
-            f"is not built; give the pool (max_total_tokens or "
-            f"num_gpu_blocks_override), or take engine_version 0.5.10"
-        )
 
 
 def refuse_layers(model: ModelArchitecture) -> None:

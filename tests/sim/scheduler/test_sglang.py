@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError, SchedulerError, UserError
-from sim.hardware.capacity.sglang import default_fraction, defaults_of
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.gpus import load_gpu
 from sim.results import schema
 from sim.results.folder import RunFolder
 from sim.results.recording.usage import mean_between
@@ -314,10 +316,11 @@ def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -
     assert "max_total_num_tokens: 413,817, max_running_requests: 2,048" in told
     assert "0.165 of the rest (1 - mem_fraction_static, the release's default)" in told
     assert "num_cpu_blocks" not in told
-    assert kvsim([*words, "--engine-version", "0.5.10", "--quiet"]) == 0
+    assert kvsim([*words, "--engine-version", "0.5.9", "--quiet"]) == 0
     assert capsys.readouterr().out == "413817\n"
-    assert kvsim([*words, "--engine-version", "0.5.23", "--quiet"]) == 2
-    assert "sizes its pool by what its graphs leave" in capsys.readouterr().err
+    for release in ("0.5.10", "0.5.23"):  # which make graphs of prompts, too
+        assert kvsim([*words, "--engine-version", release, "--quiet"]) == 0
+        assert capsys.readouterr().out == "410604\n"
     given = ["--num-gpu-blocks-override", "4096", "--quiet"]
     assert kvsim([*words, "--engine-version", "0.5.23", *given]) == 0
     assert capsys.readouterr().out == "4096\n"
@@ -413,8 +416,15 @@ def test_other_generations_do_not_know_its_keys() -> None:
 def test_the_share_of_memory_is_that_of_the_card(
     mib: int, ranks: int, fraction: float
 ) -> None:
-    chunk = defaults_of(mib, ranks).chunked_prefill_size
-    assert default_fraction(mib, ranks, chunk) == fraction
+    gpu = replace(load_gpu("h100_sxm"), name="own", memory_bytes=mib * 2**20)
+    found = estimate_capacity(
+        "meta-llama/Llama-3.1-8B",
+        gpu,
+        tensor_parallel_size=ranks,
+        engine_version="0.5.9",
+        num_gpu_blocks_override=64,
+    )
+    assert found.gpu_memory_utilization == fraction
 
 
 def test_pages_of_a_small_card() -> None:

@@ -27,9 +27,7 @@ def estimate(model: str, gpu: str, tp: int, **more: Any) -> CapacityEstimate:
         model,
         gpu,
         tensor_parallel_size=tp,
-        engine_version="0.5.9",
-        block_size=1,
-        **more,
+        **{"engine_version": "0.5.9", "block_size": 1} | more,
     )
 
 
@@ -54,6 +52,29 @@ def bytes_of_token(model: str, tp: int) -> int:
             },
             1_961_024,
         ),
+        # with nothing given but pages of 64, in April 2026
+        (
+            "Qwen/Qwen3-8B",
+            "b200_sxm",
+            1,
+            {"engine_version": "0.5.10", "block_size": 64},
+            992_896,
+        ),
+        # with nothing given at all, in August 2026
+        (
+            "Qwen/Qwen3-30B-A3B",
+            "h100_sxm",
+            1,
+            {"engine_version": "0.5.23", "quantization": "fp8"},
+            392_920,
+        ),
+        (
+            "Qwen/Qwen3-32B",
+            "h100_sxm",
+            1,
+            {"engine_version": "0.5.23", "gpu_memory_utilization": 0.9},
+            39_078,
+        ),
     ],
 )
 def test_pools_from_the_card_alone(
@@ -61,7 +82,8 @@ def test_pools_from_the_card_alone(
 ) -> None:
     found = estimate(model, gpu, tp, **more)
     assert found.kv_cache_tokens == pytest.approx(published, rel=0.01)
-    assert found.num_gpu_blocks_low < published < found.num_gpu_blocks_high
+    low, high = found.num_gpu_blocks_low, found.num_gpu_blocks_high
+    assert low < published / found.block_size < high
 
 
 @pytest.mark.parametrize(
@@ -135,6 +157,8 @@ def test_the_share_of_memory_is_that_of_the_card_unless_it_is_given() -> None:
     ("chunks", "share"),
     [
         ({}, 0.835),
+        ({"engine_version": "0.5.23"}, 0.830),
+        ({"engine_version": "0.5.23", "chunked_prefill_size": -1}, 0.685),
         ({"chunked_prefill_size": -1}, 0.685),
         ({"chunked_prefill_size": -1, "max_prefill_tokens": 4096}, 0.874),
         ({"chunked_prefill_size": -1, "max_prefill_tokens": 32_768}, 0.383),
@@ -151,6 +175,39 @@ def test_configurations_take_the_share_of_the_card(
         found = make_capacity(each.engine, load_model(LLAMA), load_gpu("h100_sxm"))
         assert found.gpu_memory_utilization == share
         assert "gpu_memory_utilization" in found.defaults
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "gpu", "more", "share"),
+    [
+        # prompts are graphs, too: 58 of up to 8,192 tokens, each of 8 MiB
+        ("0.5.10", LLAMA, "h100_sxm", {}, 0.830),
+        ("0.5.23", LLAMA, "h100_sxm", {}, 0.830),
+        ("0.5.12", "Qwen/Qwen3-32B", "h100_sxm", {"tp": 2}, 0.828),  # as users saw it
+        ("0.5.12", "Qwen/Qwen3-1.7B", "rtx_4090", {}, 0.833),
+        ("0.5.23", "Qwen/Qwen3-1.7B", "rtx_4090", {}, 0.704),
+        ("0.5.23", "meta-llama/Llama-2-7b-hf", "h100_sxm", {}, 0.830),
+        # latents' take 1.5 GiB, with an indexer from 0.5.13 on only
+        ("0.5.12", "deepseek-ai/DeepSeek-V3", "h200_sxm", {"tp": 8}, 0.886),
+        ("0.5.23", "deepseek-ai/DeepSeek-V3", "h200_sxm", {"tp": 8}, 0.886),
+        ("0.5.12", "deepseek-ai/DeepSeek-V3.2", "h200_sxm", {"tp": 8}, 0.897),
+        ("0.5.23", "deepseek-ai/DeepSeek-V3.2", "h200_sxm", {"tp": 8}, 0.886),
+        # none on AMD's, nor of whole prompts, nor where graphs are off
+        ("0.5.23", LLAMA, "mi300x", {"tp": 8}, 0.862),
+        ("0.5.12", LLAMA, "h100_sxm", {"enforce_eager": True}, 0.830),
+        ("0.5.23", LLAMA, "h100_sxm", {"enforce_eager": True}, 0.841),
+        # graphs of decodes are no larger than what runs
+        ("0.5.12", LLAMA, "h100_sxm", {"max_num_seqs": 64}, 0.830),
+        ("0.5.23", LLAMA, "h100_sxm", {"max_num_seqs": 64}, 0.834),
+        ("0.5.23", LLAMA, "h100_sxm", {"max_num_seqs": 999}, 0.830),
+    ],
+)
+def test_later_releases_leave_room_for_graphs_of_prompts(
+    release: str, model: str, gpu: str, more: dict[str, Any], share: float
+) -> None:
+    found = estimate(model, gpu, **{"tp": 1, "engine_version": release} | more)
+    assert found.gpu_memory_utilization == share
+    assert found.num_gpu_blocks_low < found.num_gpu_blocks < found.num_gpu_blocks_high
 
 
 def test_small_pools_and_limits_that_are_given() -> None:
