@@ -211,7 +211,7 @@ def make_worker(
     config: RunConfig,
     cost_model: CostModel,
     capacity: CapacityEstimate,
-    place: int | None = None,
+    place: int = 0,
 ) -> Worker:
     """Construct what copies, of an engine at a place of a fleet, if it is one.
 
@@ -276,8 +276,8 @@ def _swapping_of(cost_model: CostModel) -> Swapping | None:
 class _Failures:
     """Lets a share of the loads fail, each at a block of its own."""
 
-    def __init__(self, seed: int, rate: float, place: int | None) -> None:
-        own = "" if place is None else f" {place}"
+    def __init__(self, seed: int, rate: float, place: int) -> None:
+        own = f" {place}" if place else ""  # a fleet's first draws as an engine alone
         self._generator = Streams(seed).generator(f"offloading failures{own}")
         self._rate = rate
 
@@ -293,7 +293,7 @@ def offloaded_steps(  # noqa: PLR0917 - the parts of a run
     capacity: CapacityEstimate,
     recorder: OffloadRecorder,
     specs: Sequence[RequestSpec],
-    place: int | None = None,
+    place: int = 0,
 ) -> OffloadedSteps:
     """Return the copies beside the steps of an engine; see `make_worker`."""
     if wants_hints(config.engine):

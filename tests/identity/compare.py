@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from cache.v1.runs.group_tables import GroupRunTables
-from sim.config.tables import RunConfig
+from sim.config.tables import RunConfig, parse_config
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.scheduler.v1 import holdings
 from sim.simulation.run import Simulation
@@ -38,6 +38,7 @@ Build = Callable[[RunConfig], Simulation]
 
 ORACLE = f"{ROOT / 'tests' / 'oracles' / 'v1.py'}:V1Scheduler"
 TABLES = ("steps", "preemptions", "requests")
+OF_ONE: dict[str, Any] = {"pools": [{"name": "main", "replicas": 1}]}
 NOT_COMPARED = frozenset({"path", "path_reason", "title"})
 """Keys of the summary that name the scheduler and its path."""
 
@@ -129,6 +130,12 @@ def one_by_one(config: RunConfig) -> Simulation:
     return Simulation(config, stepwise=True)
 
 
+def of_one_engine(config: RunConfig) -> Simulation:
+    """Return a run of a fleet of one engine; `run` compares what engines have, too."""
+    data = config.model_dump(exclude_unset=True)
+    return Simulation(parse_config(data | {"fleet": OF_ONE}))
+
+
 def compare(
     config: RunConfig, look: Look = ONLY_THE_END, reference: Build = of_one_group
 ) -> Comparison:
@@ -174,7 +181,7 @@ def run(
     except Exception as error:
         return Run("none", "", {}, {}, _in_words(error), None)
     trail = None
-    has_fleet = config.fleet is not None
+    has_fleet = simulation.config.fleet is not None
     if looks_at_ids and not has_fleet:
         trail = Trail(simulation, look.every_steps, told=look.told)
     elif look.every_steps and not has_fleet:
@@ -205,10 +212,21 @@ def run(
             if each is not None:
                 tables[name] = each.arrow.to_pandas()
         summary = dict(results.summary)
+        if has_fleet and config.fleet is None:
+            _without_a_fleet(tables, summary)
     except Exception as error:
         words = _in_words(error)
     path, reason = simulation.path, simulation.path_reason
     return Run(path, reason, tables, summary, words, trail)
+
+
+def _without_a_fleet(tables: dict[str, pd.DataFrame], summary: dict[str, Any]) -> None:
+    tables.pop("fleet", None)
+    for table in tables.values():
+        if "engine" in table:
+            table.pop("engine")
+    for key in ("router", "engines", "pools", "imbalance", "gpu_hours"):
+        summary.pop(key)
 
 
 def _withdraw(

@@ -11,6 +11,7 @@
     python -m tests.identity.fuzz 2000 --prefixes # one beginning, which steps read once
     python -m tests.identity.fuzz 2000 --fleets   # several engines behind a router
     python -m tests.identity.fuzz 2000 --pairs    # prefill and decode apart
+    python -m tests.identity.fuzz 2000 --tiers --of-one  # beside a fleet of one engine
     python -m tests.identity.fuzz --file FILE     # one configuration, as printed
 """
 
@@ -24,11 +25,13 @@ from typing import TYPE_CHECKING
 
 from sim.config.tables import RunConfig, load_config
 from tests.identity.compare import (
+    ONLY_THE_END,
     Build,
     Look,
     compare,
     look_of,
     of_groups,
+    of_one_engine,
     of_one_group,
     one_by_one,
     report,
@@ -59,6 +62,7 @@ def main() -> int:
     parser.add_argument("--prefixes", action="store_true", help="one beginning of all")
     parser.add_argument("--fleets", action="store_true", help="several engines")
     parser.add_argument("--pairs", action="store_true", help="prefill and decode apart")
+    parser.add_argument("--of-one", action="store_true", help="beside a fleet of one")
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
     asked = parser.parse_args()
     draw, reference = draw_case, of_one_group
@@ -76,6 +80,8 @@ def main() -> int:
         draw, reference = draw_fleet_case, one_by_one
     elif asked.pairs:
         draw, reference = draw_pair_case, of_groups
+    if asked.of_one:
+        reference = of_one_engine
     if asked.file:
         return _one(asked.file, reference)
     seeds = range(asked.first, asked.first + asked.number)
@@ -101,6 +107,8 @@ def _many(
     known_kinds: set[str] = set()
     for seed in seeds:
         case = draw(seed)
+        if reference is of_one_engine:  # whose clients withdraw nothing
+            case = case._replace(look=ONLY_THE_END)
         compared = compare(*case, reference)
         num_done += 1
         counts.update(regimes_of(compared))

@@ -10,12 +10,14 @@ import pytest
 
 from sim.costs.roofline.cascade_rule import CascadeRule
 from tests.identity.compare import (
+    ONLY_THE_END,
     Comparison,
     assert_equal_paths,
     of_groups,
+    of_one_engine,
     one_by_one,
 )
-from tests.identity.random_configs import draw_case, draw_plain_case
+from tests.identity.random_configs import Case, draw_case, draw_plain_case
 from tests.identity.random_fleets import draw_fleet_case, draw_pair_case
 from tests.identity.random_groups import draw_group_case
 from tests.identity.random_prefixes import draw_prefix_case
@@ -23,7 +25,7 @@ from tests.identity.random_tiers import draw_group_tier_case, draw_tier_case
 from tests.identity.regimes import regimes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 NUM_CASES = 200
 GROUP = 20
@@ -239,6 +241,22 @@ def test_rare_meetings_of_a_tier_and_steps_ahead(seed: int) -> None:
     no time; what is written behind the host is followed by each step.
     """
     assert_equal_paths(*draw_tier_case(seed), one_by_one)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        draw_case,
+        draw_group_case,
+        draw_tier_case,
+        pytest.param(draw_group_tier_case, marks=pytest.mark.slow),
+        pytest.param(draw_prefix_case, marks=pytest.mark.slow),
+    ],
+)
+def test_a_fleet_of_one_is_the_engine(draw: Callable[[int], Case]) -> None:
+    for seed in (1064, 1187, *range(8)):  # loads of the first two fail
+        config, _ = draw(seed)
+        assert_equal_paths(config, ONLY_THE_END, of_one_engine)
 
 
 @pytest.mark.slow

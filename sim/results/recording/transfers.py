@@ -128,10 +128,10 @@ class TransferLog:
         return frozenset(n for n, tier in self._behind.items() if tier.is_shared)
 
     def transfer_table(self) -> ResultTable:
-        """Return a row a copy, by number."""
+        """Return a row a copy, in the order in which they began, then by number."""
         facts = np.frombuffer(self._facts, np.int64).reshape(-1, 5)
         times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 3)
-        order = np.argsort(facts[:, 0], kind="stable")
+        order = np.lexsort((facts[:, 0], times_s[:, 0]))
         facts, times_s = facts[order], times_s[order]
         columns: dict[str, Any] = {
             "job_id": facts[:, 0],

@@ -79,6 +79,22 @@ def test_a_fleet_of_one_is_the_engine_with_its_tiers() -> None:
     assert told == alone.summary["secondary_tiers"]
 
 
+def test_a_fleet_of_one_has_the_copies_of_the_engine_in_their_order() -> None:
+    more: dict[str, Any] = {
+        "num_gpu_blocks_override": 200,
+        "max_num_batched_tokens": 2048,
+    }
+    alone, one = (run(DISK, fleet=each, **more) for each in (None, fleet(1)))
+    copies = alone.recording.transfer_table
+    jobs = copies["job_id"][copies["job_id"] >= 0]
+    # A load waits for another while a store of a later number begins.
+    assert np.any(np.diff(jobs) < 0)
+    assert np.all(np.diff(copies["begin_s"]) >= 0)
+    for name in ("transfer_table", "tier_table"):
+        own, table = (getattr(r.recording, name).arrow for r in (alone, one))
+        assert table.select(own.column_names).equals(own), name
+
+
 def test_hit_rates_of_a_fleet_are_shares_not_sums_of_shares() -> None:
     told = run(POOL, fleet=fleet(3)).summary
     for name in ("prefix_cache", "external_prefix_cache"):
