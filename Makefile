@@ -67,7 +67,8 @@ docs: $(VENV)/.installed-docs
 
 # make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups; WITH=--tiers: with a CPU tier;
 # WITH=--plain: nothing cached, so that blocks are counted; WITH=--fleets: several engines; WITH=--pairs: prefill and
-# decode apart; WITH=--prefixes: prompts that begin alike, which steps read once.
+# decode apart; WITH=--prefixes: prompts that begin alike, which steps read once; WITH=--of-one (or "--tiers --of-one"): the
+# engine beside a fleet that it is alone in.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev
