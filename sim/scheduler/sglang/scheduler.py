@@ -406,13 +406,16 @@ class SglangScheduler(SglangState):
                 continue
             if entry.is_finished:
                 wasted.append(request)
+                if entry in self._ended_at_rest:  # by this very token
+                    self._ended_at_rest.remove(entry)
+                else:
+                    self.num_wasted_tokens += 1
             elif entry.is_retracted:
                 stale.append(request)
             else:
                 entries.append(entry)
                 if not request.status.is_finished:
                     requests.append(request)
-        self.num_wasted_tokens += len(wasted)
         self._processing = output, entries
         return Delivery(requests, stale, wasted)
 
@@ -471,7 +474,8 @@ class SglangScheduler(SglangState):
         Requests that were withdrawn while they ran end with their next token.
         """
         self._drop_chunk()
-        for entry in [each for each in self._ending if each.slot >= 0]:
+        self._ended_at_rest = [each for each in self._ending if each.slot >= 0]
+        for entry in self._ended_at_rest:
             self._end(entry)
         self.chunked = None
         self._queued_output = None

@@ -79,6 +79,7 @@ class SglangState:
         self._last: ScheduleBatch | None = None
         self._entries: dict[Request, Entry] = {}  # unfinished, as the engine sees it
         self._ending: list[Entry] = []  # withdrawn, and in a batch yet
+        self._ended_at_rest: list[Entry] = []  # before their last batch is delivered
         self._policy = SchedulePolicy(settings, self.tree, self.holdings.all_tokens)
         self.queue = WaitingQueue(settings, self._policy)
         self._processing: tuple[SglangOutput, list[Entry]] | None = None
