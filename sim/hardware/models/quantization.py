@@ -64,6 +64,10 @@ PACKED_BITS: dict[str, tuple[int, ...]] = {
 }
 """Bits that each scheme of packed integers has, the usual ones first. A name may add
 bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
+CONTAINERS = frozenset(
+    {"compressed-tensors", "modelopt", "modelopt_fp4", "modelopt_mixed"}
+)
+"""Methods whose schemes only a checkpoint tells."""
 USUAL_GROUP_SIZE = 128
 _PARTS: dict[str, dict[str, Any]] = {
     "-mlp": {"only_mlps": True},
@@ -96,9 +100,9 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
     """Return the scheme of that name, or None for an unquantised model."""
     if name is None:
         return None
-    if name == "compressed-tensors":
+    if name in CONTAINERS:
         raise CapacityError(
-            "quantization must name a scheme: 'compressed-tensors' says neither bits"
+            f"quantization must name a scheme: {name!r} says neither bits"
             " nor groups; use 'fp8', 'w8a8' or 'w4a16', or the path of a config.json"
         )
     whole, part = name, {}
@@ -137,13 +141,16 @@ def held_scheme_name(
     Notes
     -----
     Source: vLLM 0.11.2 and 0.33, ``vllm/config/model.py`` (`_verify_quantization`):
-    only a checkpoint without a scheme is quantised when it is loaded.
+    only a checkpoint without a scheme is quantised when it is loaded, and a method such
+    as ``fp8`` or ``awq_marlin`` reads groups and parts of the checkpoint.
     """
-    if asked is None:
+    if asked is None or (of_checkpoint is not None and asked in CONTAINERS):
         return of_checkpoint
     quantization_scheme(asked)
-    if of_checkpoint is None or _kind(asked) == _kind(of_checkpoint):
+    if of_checkpoint is None:
         return asked
+    if _kind(asked) == _kind(of_checkpoint):
+        return asked if "-" in asked else of_checkpoint
     raise CapacityError(
         f"quantization is {asked!r}, and the checkpoint {checkpoint[:60]!r} is stored"
         f" in {of_checkpoint!r}, which no engine turns into another; leave quantization"

@@ -664,15 +664,25 @@ def test_a_quantised_checkpoint_is_not_turned_into_another_scheme(
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "asked"),
+    ("checkpoint", "asked", "held"),
     [
-        ("Qwen2.5-7B-Instruct-AWQ", "awq_marlin"),
-        ("Qwen2.5-7B-Instruct-GPTQ-Int4", "gptq_marlin"),
-        ("Qwen3-8B-FP8", "fp8"),
-        ("openai/gpt-oss-20b", "mxfp4"),
-        ("meta-llama/Llama-3.1-8B", "fp8"),
+        ("Qwen2.5-7B-Instruct-AWQ", "awq_marlin", "awq"),
+        ("Qwen2.5-7B-Instruct-AWQ", "awq-g32", "awq-g32"),
+        ("Qwen2.5-7B-Instruct-GPTQ-Int4", "gptq_marlin", "gptq"),
+        ("Qwen2.5-7B-Instruct-GPTQ-Int8", "gptq_marlin", "gptq-8bit"),
+        ("Qwen3-8B-FP8", "fp8", "fp8-block128"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "modelopt", "fp8-tensor"),
+        (
+            "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16",
+            "compressed-tensors",
+            "w4a16",
+        ),
+        ("openai/gpt-oss-20b", "mxfp4", "mxfp4"),
+        ("meta-llama/Llama-3.1-8B", "fp8", "fp8"),
     ],
 )
-def test_a_scheme_of_the_checkpoints_kind_is_taken(checkpoint: str, asked: str) -> None:
+def test_a_method_of_the_checkpoints_kind_keeps_its_groups(
+    checkpoint: str, asked: str, held: str
+) -> None:
     model = load_model(checkpoint)
-    assert resolved_model(model, quantization=asked).quantization == asked
+    assert resolved_model(model, quantization=asked).quantization == held
