@@ -30,7 +30,7 @@ from sim.simulation.fleet import Fleet
 from sim.simulation.speculative import drafter_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cache.v1.specs import KVCacheGroup
     from sim.config.fleet import FleetTable
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sim.fleet.pulls import PairSteps
     from sim.results.fleet.ranks import RankRecorders
     from sim.results.recording.recorder import Recording
+    from sim.scheduler.request import Request
     from sim.simulation.pools import Pool
 
 
@@ -158,9 +159,20 @@ class PairFleet(Fleet):
         *,
         looks_ahead: bool,
     ) -> None:
+        engine.horizon = None
         super()._heeded(engines, watches, engine, looks_ahead=looks_ahead)
-        looks_s, own_s = engine.horizon, side_of(engine).quiet_until_s
-        engine.horizon = own_s if looks_s is None else lambda: min(looks_s(), own_s())
+        _look_after(engine, engine.horizon)
+
+    def _engine(
+        self,
+        place: int,
+        share: Iterable[Request] | None,
+        horizon: Callable[[], float] | None,
+        env: Clock | None = None,
+    ) -> Engine:
+        engine = super()._engine(place, share, horizon, env)
+        _look_after(engine, self.env.next_turn_s)  # until it is told to run on
+        return engine
 
     def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> Beside:
         side = self._side(place, scheduler, cost_model)
@@ -280,6 +292,12 @@ def _shares_gpu_port(links: LinksTable) -> bool:
     if links.interconnect is None:
         return True
     return not load_interconnect(links.interconnect).name.startswith(_OWN_LANES)
+
+
+def _look_after(engine: Engine, looks_s: Callable[[], float] | None) -> None:
+    """Let stretches of an engine end where calls do something by themselves, too."""
+    own_s = side_of(engine).quiet_until_s
+    engine.horizon = own_s if looks_s is None else lambda: min(looks_s(), own_s())
 
 
 def _rules(pool: Pool, links: LinksTable) -> PullRules:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.results.run import Results
+    from sim.scheduler.request import Request
 
 LINKS = {"bytes_per_s": 20e9, "latency_s": 0.002}
 
@@ -395,6 +396,36 @@ def test_a_prefiller_hears_of_a_prompt_that_a_decoder_refuses(*, ahead: bool) ->
     assert results.summary["transfers"]["num_expired"] == 0
     assert results.summary["duration"] < 10  # a lease is 30 s
     check_the_same(results, Simulation(parse_config(data), stepwise=True).run())
+
+
+@pytest.mark.parametrize("router", ["aibrix_prefix", "dynamo_kv", "llm_d"])
+def test_quiet_steps_end_where_leases_are_to_be_renewed(
+    router: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind a router that may look at an engine at any time."""
+    renewed_s: list[float] = []
+    extend = ProducerSteps.extend
+
+    def noted(self: ProducerSteps, prompt: Request, now_s: float) -> None:
+        renewed_s.append(now_s)
+        extend(self, prompt, now_s)
+
+    monkeypatch.setattr(ProducerSteps, "extend", noted)
+    fleet = fleet_of(
+        *(1, 1), decode_router={"kind": router}, connector={"kv_lease_duration": 6}
+    )
+    small = {"num_gpu_blocks_override": 40, "max_model_len": 600}
+    fleet["pools"][1]["engine"] = small | {"max_num_active_seqs": 1}
+    engine = {"num_gpu_blocks_override": 400, "async_scheduling": True}
+    data = data_of(engine | {"max_model_len": 1024}, fleet, 10, 2.0)
+    data["cost"] = {"kind": "constant", "step_s": 0.5}
+    found = []
+    for stepwise in (False, True):
+        renewed_s.clear()
+        Simulation(parse_config(data), stepwise=stepwise).run()
+        found.append([*renewed_s])
+    assert len(found[0]) > 50
+    assert found[0] == found[1]
 
 
 # -- deaths --------------------------------------------------------------------------

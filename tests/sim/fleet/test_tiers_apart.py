@@ -22,6 +22,7 @@ from sim.views.plots.run.tables import Tables
 from sim.views.plots.run.tiers import by_source, tier_ttft
 from tests.shared import shared
 from tests.sim.fleet.test_pairs import (
+    check_the_same,
     checked,
     event,
     fleet_of,
@@ -229,6 +230,25 @@ def _num_common(one: dict[str, Any], other: dict[str, Any]) -> int:
         number += 512
     lengths: list[int] = [one["input_length"], other["input_length"]]
     return min(number, *lengths)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_is_let_go_that_a_decoder_refuses_amid_quiet_steps(
+    *, ahead: bool
+) -> None:
+    """What was refused is told by the next call, whatever ended before."""
+    small = {"max_model_len": 160}
+    fleet = tiered(1, tier=TIER | small)
+    data = data_of(TIGHT | {"async_scheduling": ahead}, fleet, 60, 12.0)
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "uniform", "low": 60, "high": 240},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 60},
+    }
+    results = checked(Simulation(parse_config(data)))
+    assert 0 < results.summary["rejected"] < 60
+    assert results.summary["transfers"]["num_expired"] == 0
+    assert results.summary["duration"] < 20  # a lease is 30 s
+    check_the_same(results, Simulation(parse_config(data), stepwise=True).run())
 
 
 # -- the port --------------------------------------------------------------------------

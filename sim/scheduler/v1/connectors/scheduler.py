@@ -155,15 +155,20 @@ class ConnectorScheduler(Scheduler):
 
     def form_nothing(self) -> None:
         """Do as a call that finds no request: `transfers` are what is left to store."""
-        self.has_ended_requests = False
-        self.preemptions, self.passed_over, self.prompts = [], [], []
-        self.transfers = self.connector.build_connector_meta(self)
+        self.prompts = []
+        self._form_of(self.connector)
 
     def form_between(self) -> None:
-        """Do as `form_nothing` before quiet steps: the latest call's chunks run yet."""
-        prompts = self.prompts
-        self.form_nothing()
-        self.prompts = prompts
+        """Do as `form_nothing` before quiet steps: the latest call's chunks run yet.
+
+        What was refused since they began is told to others by the next call.
+        """
+        self._form_of(self.connector.offloading)
+
+    def _form_of(self, connector: Any) -> None:
+        self.has_ended_requests = False
+        self.preemptions, self.passed_over = [], []
+        self.transfers = connector.build_connector_meta(self)
 
     def output(self, shape: Shape) -> SchedulerOutput:
         output = super().output(shape)
