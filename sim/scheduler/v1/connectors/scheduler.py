@@ -153,22 +153,17 @@ class ConnectorScheduler(Scheduler):
         self.transfers = self.connector.build_connector_meta(self)
         return shape
 
-    def form_nothing(self) -> None:
+    def form_nothing(self, connector: Any = None) -> None:
         """Do as a call that finds no request: `transfers` are what is left to store."""
-        self.prompts = []
-        self._form_of(self.connector)
+        self.has_ended_requests = False
+        self.preemptions, self.passed_over, self.prompts = [], [], []
+        self.transfers = (connector or self.connector).build_connector_meta(self)
 
     def form_between(self) -> None:
-        """Do as `form_nothing` before quiet steps: the latest call's chunks run yet.
-
-        What was refused since they began is told to others by the next call.
-        """
-        self._form_of(self.connector.offloading)
-
-    def _form_of(self, connector: Any) -> None:
-        self.has_ended_requests = False
-        self.preemptions, self.passed_over = [], []
-        self.transfers = connector.build_connector_meta(self)
+        """Do so before quiet steps: chunks run yet, the next call tells others."""
+        prompts = self.prompts
+        self.form_nothing(self.connector.offloading)
+        self.prompts = prompts
 
     def output(self, shape: Shape) -> SchedulerOutput:
         output = super().output(shape)
