@@ -136,9 +136,8 @@ def benchmarked_bytes(arguments: EngineArguments) -> int:
 
 def kept_copy_bytes(arguments: EngineArguments) -> int:
     """Return what the allocator keeps of `benchmarked_bytes`, by the release."""
-    if arguments.engine_minor != constants.KEPT_COPIES_MINOR:
-        return 0
-    return benchmarked_bytes(arguments)
+    is_kept = arguments.engine_minor in constants.KEPT_COPIES_MINORS
+    return benchmarked_bytes(arguments) if is_kept else 0
 
 
 def _sorted_rows(rows: int) -> int:

@@ -116,13 +116,12 @@ FIRST_BENCHMARKED_KERNELS_MINOR = 19
 on copies of their inputs, the embedding among them. Source: ``vllm/config``
 (`benchmark_combo_kernel`) of 0.20 to 0.33, and logs of 0.19 and 0.27; earlier releases
 were not looked at."""
-KEPT_COPIES_MINOR = 28
-MAY_KEEP_COPIES_MINORS = (27, 29, 30)
+MAY_KEEP_COPIES_MINOR = 27
+KEPT_COPIES_MINORS = (28, 29, 30)
 """Here what the allocator keeps of such a copy counts once more: a small tensor that
 stays is cut from it. Source: vLLM, pull request of 0.31
 (`_scoped_allocator_max_split`). All of five starts of 0.28 to 0.30 that compiled show
-it, and of five of 0.27 one; of 0.29 and 0.30 the line of graphs has as much too much,
-so that both wait for one change."""
+it, and of five of 0.27 one."""
 GEMM_WORKSPACE_BYTES = 32 << 20
 EARLY_GEMM_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace from Hopper on, and before. Source: PyTorch,
@@ -161,23 +160,23 @@ V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
 V0_CHUNKED_BATCHED_TOKENS = 2_048
 """Batch with chunked prefill on V0, and the least without it."""
 
-CUDA_GRAPH_GIB = ((20, 0.25, 0.008), (29, 0.40, 0.016))
-"""Estimates of graphs by release: what all models have, and a layer. The interval adds
-the whole estimate.
+CUDA_GRAPH_GIB = (0.25, 0.008)
+"""Estimate of `MANY_GRAPHS` and more: what all models have, and a layer. The interval
+adds the whole estimate.
 
-Of 0.20 are estimates that engines printed, or by which it has less than 0.19, where
-`MANY_GRAPHS` and more are captured: from 0.24 GiB less to 0.24 more than this line are
-Ministral (40 layers), Gemma 4, Nemotron 3 (52, 88), Llama (80), Qwen3-VL (48, 94),
-Qwen2.5 (28) and Qwen3-30B (48); DeepSeek (61) is 0.8 more. From 0.29 on the line is
-that of graphs captured on 0.18 and 0.19: one GPU held 0.25 GiB less to 0.18 more, TP 2
-and 4 0.24 less to 0.02 more, multi-head latent attention 0.43 to 0.74 more. Starts of
-0.29 to 0.31 say half of it: ``calibrate/estimators/README.md`` has the evidence, and
-what would move."""
+Estimates that engines printed, or by which 0.20 has less than 0.19: from 0.24 GiB less
+to 0.24 more than this line are Ministral (40 layers), Gemma 4, Nemotron 3 (52, 88),
+Llama (80), Qwen3-VL (48, 94), Qwen2.5 (28) and Qwen3-30B (48), and of the second model
+runner Qwen3-4B (36, of 0.29) and Llama-3.1-8B (32, of 0.31). Two 27B of 0.29 (64) are
+0.33 more and 0.46 less, DeepSeek (61, of 0.20) 0.8 more; no latent attention is known
+from 0.29 on. ``calibrate/estimators/README.md`` has all."""
 MANY_GRAPHS = 86
-"""Of fewer graphs the line of 0.20 is a share: a release captures the two largest of
-each kind, and takes the rest for as large as the second. Qwen3.5-4B was seen to be
-given 0.64 GiB for 86 and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28,
-``v1/worker/gpu_model_runner.py`` (`profile_cudagraph_memory`)."""
+"""Of fewer graphs it is a share: the first model runner captures the two largest of
+each kind, and takes the rest for as large as the second; the second captures all in
+pieces, and takes whole ones likewise. Qwen3.5-4B was seen to be given 0.64 GiB for 86
+and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28, ``v1/worker/gpu_model_runner.py``
+(`profile_cudagraph_memory`), and 0.29 to 0.33, ``v1/worker/gpu/cudagraph_utils.py``
+(`_extrapolate_full_graph_memory`)."""
 FLASHINFER_WORKSPACE_BYTES = 394 << 20
 """FlashInfer's attention workspace, allocated when graphs are first captured.
 Source: ``vllm/envs.py``, ``v1/attention/backends/flashinfer.py``."""

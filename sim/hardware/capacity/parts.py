@@ -119,16 +119,13 @@ def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | N
 
 def cuda_graph_bytes(arguments: EngineArguments) -> int:
     """Return what a release estimates that graphs, and capturing them, take."""
-    minor, drafter = arguments.engine_minor, arguments.drafter
-    lines = [line for line in constants.CUDA_GRAPH_GIB if line[0] <= minor]
-    _, base, per_layer = lines[-1]
+    base, per_layer = constants.CUDA_GRAPH_GIB
+    drafter = arguments.drafter
     num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
     num_layers += arguments.model.num_hidden_layers
-    num_bytes = (base + per_layer * num_layers) * GIB
-    if minor >= constants.FIRST_SECOND_RUNNER_GRAPHS_MINOR:
-        return round(num_bytes)
     share = min(1.0, num_graphs(arguments) / constants.MANY_GRAPHS)
-    return round(num_bytes * share) + flashinfer_workspace_bytes(arguments)
+    graphs = round((base + per_layer * num_layers) * share * GIB)
+    return graphs + flashinfer_workspace_bytes(arguments)
 
 
 def num_graphs(arguments: EngineArguments) -> int:
@@ -334,7 +331,7 @@ def _compiling_terms(
             "the first start of this model, which compiles it; with compiled code"
             f" cached (warm_compile_cache: true) it has {more:.2f} GiB more",
         )
-    if arguments.engine_minor in constants.MAY_KEEP_COPIES_MINORS:
+    if arguments.engine_minor == constants.MAY_KEEP_COPIES_MINOR:
         yield (
             copy,
             f"0.{arguments.engine_minor} may count {copy:.2f} GiB that the allocator"

@@ -99,7 +99,7 @@ NOT_COUNTED = {
 }
 CAUSES = {
     1001: "its log holds 2.58 GiB of activations and 0.3 of graphs; 1,024 sequences of"
-    " the release's default would be 3.66, and its graphs were estimated at 1.42",
+    " the release's default would be 3.66, and its graphs are estimated at 0.76",
 }
 
 

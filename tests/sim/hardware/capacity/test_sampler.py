@@ -127,6 +127,8 @@ def test_models_with_experts_have_the_second_model_runner_from_0_29_on() -> None
 # are 1.16 and 0.25 GiB.
 QWEN3_8B = {"gpu": "rtx_4090", "model": "Qwen/Qwen3-8B", "max_model_len": 8_192}
 SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
+QWEN3_4B = {"gpu": "rtx_5090", "model": "Qwen/Qwen3-4B", "max_model_len": 8_192}
+QWEN3_4B |= {"weights_gib": 7.64}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,19 @@ SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
             ("0.31.0", 79.25, 0.92),
             {"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "a100_sxm"},
             56.21,
-            0.009,
+            0.001,
+        ),
+        (  # 10,576 and 19,744 tokens of a card of 16 GB: 0.25 and 0.19 GiB less
+            ("0.29.0", 15.93, 0.7),
+            QWEN3_4B,
+            1.452,
+            0.175,
+        ),
+        (
+            ("0.30.0", 15.93, 0.7),
+            QWEN3_4B | {"warm_compile_cache": True},
+            2.711,
+            0.071,
         ),
     ],
 )
@@ -257,16 +271,29 @@ def a_card(
 
 
 # Qwen2.5-3B in AWQ (1.95 GiB) on a card of 6 GB: 2.41 GiB of 0.79 of it with the code
-# cached, 1.5 GiB of 0.80 without. Sequences are not told; graphs took 0.07 GiB. The log
-# is of 0.29 with the first model runner; the second of 0.28 takes graphs for nothing.
+# cached, 1.5 GiB of 0.80 without. Sequences are not told. The log is of 0.29 with the
+# first model runner, whose graphs took 0.07 GiB.
 @pytest.mark.parametrize("num_seqs", [16, 24, 32])
-def test_an_allocator_keeps_a_copy(num_seqs: int) -> None:
+def test_an_allocator_keeps_a_copy_up_to_0_30(num_seqs: int) -> None:
     given: dict[str, Any] = {"weights_gib": 1.95, "max_num_seqs": num_seqs}
     given |= {"max_model_len": 2_048}
     model, embedding = "Qwen/Qwen2.5-3B-Instruct", 151_936 * 2_048 * 2 / GIB
-    warm = a_card(model, 6, 0.79, "0.28", warm_compile_cache=True, **given)
-    cold = a_card(model, 6, 0.80, "0.28", **given)
-    assert cold == pytest.approx(1.5 + 0.07, abs=0.09)
-    assert warm == pytest.approx(2.41 + 0.07, abs=0.05)
-    kept = a_card(model, 6, 0.80, "0.26", **given) - cold
-    assert kept > 0.9 * embedding
+    warm = a_card(model, 6, 0.79, "0.29", warm_compile_cache=True, **given)
+    assert warm == pytest.approx(2.41, abs=0.035)
+    cold = [a_card(model, 6, 0.80, f"0.{minor}", **given) for minor in range(28, 32)]
+    assert cold[1] == pytest.approx(1.5, abs=0.085)
+    graphs = cold[0] - cold[1]  # the second runner of 0.28 takes them for nothing
+    assert graphs == pytest.approx(0.07, abs=0.045)
+    assert cold[1] == cold[2]
+    assert cold[3] - cold[2] == pytest.approx(embedding, abs=0.001)
+
+
+def test_eight_billion_in_awq_have_an_embedding_more_from_0_31_on() -> None:
+    """First starts on 16 GB: 3.25 GiB of 0.30, 4.34 of 0.31; their arguments are not
+    told, so that the difference is what they say."""
+    given: dict[str, Any] = {"weights_gib": 6.5, "max_num_seqs": 64}
+    pools = [
+        a_card("Qwen/Qwen3-8B", 15.5, 0.85, version, max_model_len=16_384, **given)
+        for version in ("0.30", "0.31")
+    ]
+    assert pools[1] - pools[0] == pytest.approx(4.34 - 3.25, abs=0.08)
