@@ -85,6 +85,7 @@ def make_capacity(
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
         gdn_prefill_backend=engine.gdn_prefill_backend,
         enable_chunked_prefill=engine.enable_chunked_prefill is not False,
+        cudagraph_capture_sizes=_given_sizes(engine),
         **_drafts(engine),
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:
@@ -270,6 +271,11 @@ def graph_rule(engine: EngineConfig) -> GraphRule:
     rule = rule_of(engine.generation.graphs, engine.version)
     sizes = graph_sizes(engine)
     return replace(rule, max_tokens=sizes[-1]) if sizes else rule
+
+
+def _given_sizes(engine: EngineConfig) -> list[int] | None:
+    asked = engine.cudagraph_capture_sizes
+    return None if asked == "release" else asked
 
 
 def graph_sizes(engine: EngineConfig) -> tuple[int, ...]:

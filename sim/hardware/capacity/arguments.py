@@ -68,6 +68,8 @@ class EngineArguments:
     drafter: Drafter | None = None
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
     pipeline_parallel_size: int = 1
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    """None for the release's."""
     stage: int = 0
     """Of the pipeline, from 0: the stage that the memory is of."""
     defaults: tuple[str, ...] = field(default=())

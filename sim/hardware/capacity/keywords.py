@@ -36,6 +36,8 @@ from sim.hardware.models.quantization import held_scheme_name
 from sim.hardware.models.weights import ExpertRanks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.hardware.models.architecture import ModelArchitecture
 
 DEFAULT_BLOCK_SIZE = 16
@@ -77,6 +79,7 @@ def estimate_capacity(
     speculative_method: str = "mtp",
     draft_model: str | None = None,
     enable_chunked_prefill: bool = True,
+    cudagraph_capture_sizes: Sequence[int] | None = None,
 ) -> CapacityEstimate:
     """Predict the number of KV blocks of a vLLM engine.
 
@@ -135,6 +138,9 @@ def estimate_capacity(
         Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
     enable_chunked_prefill
         Whether SGLang cuts prompts; it makes no graphs of whole ones.
+    cudagraph_capture_sizes
+        Tokens of the graphs that are captured, for what is kept for them beforehand;
+        None for the release's.
 
     Returns
     -------
@@ -260,6 +266,9 @@ def estimate_capacity(
         ),
         experts=experts,
         pipeline_parallel_size=pipeline_parallel_size,
+        cudagraph_capture_sizes=None
+        if cudagraph_capture_sizes is None
+        else tuple(sorted(set(cudagraph_capture_sizes))),
         defaults=(
             *(name for name, value in given.items() if value is None),
             *(name for name, stands in standing.items() if stands),

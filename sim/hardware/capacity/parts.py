@@ -131,8 +131,12 @@ def cuda_graph_bytes(arguments: EngineArguments) -> int:
 def num_graphs(arguments: EngineArguments) -> int:
     """Return how many graphs are captured: of decodes alone, and in pieces."""
     decodes = arguments.max_num_seqs * (1 + arguments.num_speculative_tokens)
-    most = min(2 * decodes, MOST_TOKENS, arguments.max_num_batched_tokens)
-    sizes = strided_sizes(most)
+    most = arguments.max_num_batched_tokens
+    given = arguments.cudagraph_capture_sizes
+    if given is None:
+        sizes = strided_sizes(min(2 * decodes, MOST_TOKENS, most))
+    else:
+        sizes = tuple(size for size in given if size <= most)
     return len(sizes) + sum(size <= decodes for size in sizes)
 
 

@@ -102,3 +102,15 @@ def test_the_second_runner_keeps_as_much_as_the_first(version: str) -> None:
     assert graphs_gib(*model, version, enforce_eager=True) == 0
     few = graphs_gib(*model, version, max_num_batched_tokens=64)
     assert few < graphs_gib(*model, version) / 2  # none has more tokens than a step
+
+
+def test_sizes_that_are_given_are_those_that_count() -> None:
+    model = ("Qwen/Qwen3-30B-A3B", "h100_sxm", "0.33")
+    whole, four = graphs_gib(*model), [1, 2, 4, 8]
+    eight = graphs_gib(*model, cudagraph_capture_sizes=four)
+    assert eight == pytest.approx(whole * 8 / 86)  # four whole, four in pieces
+    assert graphs_gib(*model, cudagraph_capture_sizes=[8, *four]) == eight
+    seven = graphs_gib(*model, cudagraph_capture_sizes=four, max_num_seqs=4)
+    assert seven == pytest.approx(whole * 7 / 86)  # no eight decode
+    six = graphs_gib(*model, cudagraph_capture_sizes=four, max_num_batched_tokens=4)
+    assert six == pytest.approx(whole * 6 / 86)
