@@ -140,13 +140,13 @@ for each in axes:
 # A few percent of the blocks decide, and the estimate is no surer than that: measure yours.
 
 # %%
-low, high = curve.loc[[pool.num_gpu_blocks_high, pool.num_gpu_blocks_low], columns[1]]
+within = curve.loc[pool.num_gpu_blocks_low : pool.num_gpu_blocks_high, columns[1]]
 few, all_of_them = curve.loc[sizes[1]], curve.loc[pool.num_gpu_blocks]
 print(
     f"{1 - sizes[1] / pool.num_gpu_blocks:.0%} fewer blocks are "
     f"{few['num_preemptions'] / all_of_them['num_preemptions']:.1f} times the preemptions and "
     f"{few['mean_ttft_ms'] / all_of_them['mean_ttft_ms']:.1f} times the mean TTFT.\n"
-    f"Within the interval of the estimate alone there are {low} to {high} of them.\n"
+    f"Within the interval of the estimate alone there are {within.min()} to {within.max()} of them.\n"
     f"An FP8 cache, or a second GPU, has {table['times']['KV cache in FP8']:g} or "
     f"{table['times']['two GPUs (TP 2)']:g} times as many blocks."
 )
