@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 OWN_NAMES = {SGLANG.name: read_arguments}
 """From an engine table in a generation's own names to the common ones."""
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
+_PRINTED_VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.\d+)*(?:[.+a-z-].*)?")
+"""A release as an engine prints it (``0.8.5.post1``, ``0.20.1+cu128``), of which a
+fourth number, a build and what was added locally change no rule."""
 
 
 class EngineConfig(ConfigTable):
@@ -272,7 +276,10 @@ class EngineConfig(ConfigTable):
     @classmethod
     def _version_as_text(cls, value: object) -> object:
         # YAML reads an unquoted 0.11 as a number.
-        return repr(value) if isinstance(value, float) else value
+        if isinstance(value, float):
+            return repr(value)
+        printed = _PRINTED_VERSION.fullmatch(value) if isinstance(value, str) else None
+        return printed[1] if printed else value
 
     @model_validator(mode="after")
     def _of_the_generation(self) -> EngineConfig:
@@ -297,8 +304,9 @@ class EngineConfig(ConfigTable):
                 if generation.takes(quoted)
                 else ""
             )
-            if generation.takes(self.version.lstrip("v")):
-                hint = f", or write {self.version.lstrip('v')}"
+            follows = generation_of(self.version)
+            if not hint and follows.takes(self.version):
+                hint = f", or set scheduler to {follows.name}, which follows it"
             raise ValueError(
                 f"engine_version: the {name} generation covers "
                 f"{generation.versions_in_words}, got {self.engine_version!r}; leave "

@@ -92,13 +92,14 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
 )
 # The same of GPUs that nothing measured was held against. Memory of the RTX 5090 and
 # the T4 was printed by CUDA; of the others it is what drivers print, less half a GiB.
-# The T4 has no bf16: its rate is that of float16. GPUs of an NVL pair or with a bridge
-# reach each other over PCIe beyond it. AMD's rates are peaks, as NVIDIA's are; a GPU's
-# links to its seven peers are added up.
+# The T4 and the V100s have no bf16: their rates are those of float16. GPUs of an NVL
+# pair or with a bridge reach each other over PCIe beyond it. AMD's rates are peaks, as
+# NVIDIA's are; a GPU's links to its seven peers are added up.
 _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], ...] = (
     ("b300_sxm", 268.1, 7700, 2250, 4500, 900, _PCIE5, "NVIDIA HGX B300"),
     ("gb200", 184.5, 8000, 2500, 5000, 900, 225, "NVIDIA GB200 NVL72"),
     ("h20", 95.1, 4000, 148, 296, 450, _PCIE5, "NVIDIA H20 SXM5"),
+    ("h20_3e", 139.8, 4800, 148, 296, 450, _PCIE5, "NVIDIA H20 141GB HBM3e"),
     ("h100_nvl", 93.1, 3938, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H100 NVL"),
     ("h200_nvl", 139.8, 4800, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H200 NVL"),
     ("h800_sxm", 79.2, 3350, 989.4, 1978.9, 200, _PCIE5, "NVIDIA H800 SXM5"),
@@ -113,7 +114,15 @@ _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], .
     ("rtx_a6000", 47.5, 768, 154.8, None, _PCIE4, _PCIE4, "NVIDIA RTX A6000"),
     ("rtx_6000_ada", 47.5, 960, 364.2, 728.5, _PCIE4, _PCIE4,
      "NVIDIA RTX 6000 Ada Generation"),
+    ("rtx_4000_ada", 19.5, 360, 81.9, 163.8, _PCIE4, _PCIE4,
+     "NVIDIA RTX 4000 Ada Generation"),
     ("t4", 14.75, 320, 65, None, _PCIE3, _PCIE3, "NVIDIA T4"),
+    ("v100_sxm", 15.77, 900, 125, None, 150, _PCIE3, "NVIDIA V100 SXM2 16GB"),
+    ("v100_sxm_32gb", 31.73, 900, 125, None, 150, _PCIE3, "NVIDIA V100 SXM2 32GB"),
+    ("v100_pcie_32gb", 31.73, 900, 112, None, _PCIE3, _PCIE3, "NVIDIA V100 PCIe 32GB"),
+    ("v100s_pcie", 31.73, 1134, 130, None, _PCIE3, _PCIE3, "NVIDIA V100S PCIe 32GB"),
+    ("rtx_4090_d", 23.516, 1008, 147.1, 294.2, _PCIE4, _PCIE4,
+     "NVIDIA GeForce RTX 4090 D: the 4090's rates by its 114 of 128 processors"),
     ("rtx_5090", 31.36, 1792, 209.5, 419, _PCIE5, _PCIE5,
      "NVIDIA RTX Blackwell architecture whitepaper"),
     ("mi300x", 191.5, 5300, 1307.4, 2614.9, 448, _PCIE5, "AMD Instinct MI300X"),
@@ -143,15 +152,17 @@ _NUM_SMS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("h100_sxm", "h200_sxm", "h100_nvl", "h200_nvl"), 132),
         **dict.fromkeys(("h800_sxm", "gh200"), 132),
         "h100_pcie": 114,
-        "h20": 78,
+        **dict.fromkeys(("h20", "h20_3e"), 78),
         **dict.fromkeys(("a100_sxm", "a100_pcie", "a100_sxm_40gb"), 108),
         **dict.fromkeys(("a100_pcie_40gb", "a800_sxm"), 108),
         "l40s": 142,
         **dict.fromkeys(("rtx_pro_6000_workstation", "rtx_pro_6000_server"), 188),
         "rtx_5090": 170,
         "rtx_4090": 128,
+        "rtx_4090_d": 114,
         "rtx_3090": 82,
         "rtx_6000_ada": 142,
+        "rtx_4000_ada": 48,
         "rtx_a6000": 84,
         "a40": 84,
         "a10": 72,
@@ -164,7 +175,7 @@ _NUM_SMS: Mapping[str, int] = MappingProxyType(
 AMD and of Blackwell data centres, whose attention is another."""
 
 
-_DRIVES_DISPLAYS = frozenset({"rtx_3090", "rtx_4090", "rtx_5090"})
+_DRIVES_DISPLAYS = frozenset({"rtx_3090", "rtx_4090", "rtx_4090_d", "rtx_5090"})
 
 
 def _gpu(
@@ -191,7 +202,13 @@ def _gpu(
     )
 
 
-_SAME_CHIP: Mapping[str, str] = MappingProxyType({"h800_sxm": "h100", "gh200": "h100"})
+_SAME_CHIP: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("h800_sxm", "gh200"), "h100"),
+        "v100s_pcie": "v100",
+        "rtx_4090_d": "rtx_4090",
+    }
+)
 """Not the A800's: releases ask for the name of the A100 (`default_batch`)."""
 
 
@@ -230,6 +247,12 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "a800_sxm_80gb": "a800_sxm",
         "gh200_480gb": "gh200",
         "gh200_96gb": "gh200",
+        "h20_141gb": "h20_3e",
+        "v100": "v100_sxm",
+        "v100_sxm_16gb": "v100_sxm",
+        "v100_pcie": "v100_pcie_32gb",
+        "v100s": "v100s_pcie",
+        "v100s_pcie_32gb": "v100s_pcie",
         "a6000": "rtx_a6000",
         "rtx_pro_6000": "rtx_pro_6000_workstation",
         "rtx_6000_pro": "rtx_pro_6000_workstation",

@@ -187,6 +187,7 @@ _SCHEMES_BY_ENDING = (
     (re.compile(r"-fp8-dynamic$"), "fp8"),
     (re.compile(r"-fp8$"), "fp8-tensor"),
     (re.compile(r"[-.]quantized\.w8a8$"), "w8a8"),
+    (re.compile(r"[-.]quantized\.w8a16$"), "w8a16"),
     (re.compile(r"[-.]quantized\.w4a16$"), "w4a16"),
     (re.compile(r"-awq(-int4)?$"), "awq"),
     (re.compile(r"-gptq(-int4)?$"), "gptq"),
@@ -194,7 +195,7 @@ _SCHEMES_BY_ENDING = (
 
 
 _DELTA_NET_FACT = "linear_num_value_heads"
-_SCHEMES_WITHOUT_DELTA_NETS = frozenset({"fp8", "w8a8", "w4a16"})
+_SCHEMES_WITHOUT_DELTA_NETS = frozenset({"fp8", "w8a8", "w8a16", "w4a16"})
 """Those of llm-compressor, whose recipes list ``linear_attn`` under ``ignore``."""
 
 

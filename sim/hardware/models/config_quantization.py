@@ -108,9 +108,9 @@ def _group_name(group: Facts) -> str | None:
     bits, kind = weights.natural("num_bits"), weights.text("type")
     size = weights.optional("group_size", least=-1)
     if bits == 8:
-        if kind != "float":
-            return "w8a8"
         inputs = group.mapping("input_activations")
+        if kind != "float":
+            return "w8a8" if inputs.values else "w8a16"
         return _fp8_name(weights.text("strategy"), is_dynamic=inputs.flag("dynamic"))
     if bits == 4 and kind == "float" and size == _NVFP4_GROUP:
         return "nvfp4"

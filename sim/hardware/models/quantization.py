@@ -46,6 +46,8 @@ QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
     "fp8-tensor": replace(_INT8, scale_bytes=0, needs_fp8_units=True),
     "w8a8": _INT8,
     "int8": _INT8,
+    # One scale a row in the model's precision; inputs stay as they are.
+    "w8a16": QuantizationScheme(8, None, 2),
     # E2M1 weights with one byte of scale per 32.
     "mxfp4": QuantizationScheme(4, 32, 1, only_experts=True),
     # E2M1 weights with one byte of scale per 16.

@@ -123,5 +123,5 @@ def test_what_is_not_there_is_said_in_a_line(
     assert "did you mean 'victims'?" in capsys.readouterr().err
     assert kvsim(["gpus", "h99"]) == 2
     assert capsys.readouterr().err == (
-        "kvsim: gpus: nothing bundled has 'h99'; without a word all 33 are listed\n"
+        "kvsim: gpus: nothing bundled has 'h99'; without a word all 40 are listed\n"
     )

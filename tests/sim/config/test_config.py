@@ -94,7 +94,8 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
             "0.34",
             r"engine.engine_version: the v1 .* 0.8 to 0.33, got '0.34'; .* for 0.33$",
         ),
-        ("engine.engine_version", "0.7.3", "covers 0.8 to 0.33, got '0.7.3'"),
+        ("engine.engine_version", "0.7.3", "got '0.7.3'; .* or set scheduler to v0"),
+        ("engine.engine_version", "0.5.10", "or set scheduler to sglang"),
         ("engine.engine_version", "newest", "covers 0.8 to 0.33, got 'newest'"),
         ("engine.engine_version", True, "engine_version: .*valid string, got True"),
         ("engine.preemption_mode", "swap", "by recomputation only.*got 'swap'"),
@@ -161,6 +162,20 @@ def test_a_table_with_a_kind_is_the_same_as_the_name(scheduler: str) -> None:
     assert name.generation is table.generation is OURS[scheduler]
     assert name.version == table.version == OURS[scheduler].engine_version
     assert name.prefix_caching == table.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("printed", "release"),
+    [
+        ("v0.9.1", "0.9.1"),
+        ("0.8.5.post1", "0.8.5"),
+        ("0.10.1.1", "0.10.1"),
+        ("0.19.1rc1.dev339+gedc364896", "0.19.1"),
+        ("0.20.1+cu128", "0.20.1"),
+    ],
+)
+def test_a_release_as_an_engine_prints_it(printed: str, release: str) -> None:
+    assert parse_config(minimal(engine_version=printed)).engine.version == release
 
 
 @pytest.mark.parametrize(

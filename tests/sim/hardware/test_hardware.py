@@ -89,6 +89,7 @@ def test_form_factors_share_a_family() -> None:
     assert [name for name, gpu in GPUS.items() if gpu.consumer] == [
         "rtx_4090",
         "rtx_3090",
+        "rtx_4090_d",
         "rtx_5090",
     ]
 
@@ -108,6 +109,12 @@ def test_spellings() -> None:
         ("RTX A6000", "rtx_a6000"),
         ("A40", "a40"),
         ("H20", "h20"),
+        ("NVIDIA H20-3e", "h20_3e"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx_4090_d"),
+        ("NVIDIA RTX 4000 Ada Generation", "rtx_4000_ada"),
+        ("V100", "v100_sxm"),
+        ("Tesla V100-SXM2-32GB", "v100_sxm_32gb"),
+        ("Tesla V100S-PCIE-32GB", "v100s_pcie"),
         ("H100 NVL", "h100_nvl"),
         ("NVIDIA H100 80GB HBM3", "h100_sxm"),
         ("A100-SXM4-80GB", "a100_sxm"),

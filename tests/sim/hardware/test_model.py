@@ -106,6 +106,9 @@ PUBLISHED_PARAMETERS = {
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8_888_227_328,
     "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "Qwen/Qwen2-VL-2B-Instruct": 2_208_985_600,
+    "Qwen/Qwen2-VL-7B-Instruct": 8_291_375_616,
+    "Qwen/Qwen2-VL-72B-Instruct": 73_405_560_320,
     "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
     "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
     "Qwen/Qwen3-VL-2B-Instruct": 2_127_532_032,
@@ -410,6 +413,7 @@ def test_a_name_is_not_taken_for_another_shape() -> None:
         ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "Llama-3.1-70B", "awq"),
         ("TheBloke/Llama-2-13B-chat-GPTQ", "meta-llama/Llama-2-13b-hf", "gptq"),
         ("RedHatAI/gemma-3-12b-it-quantized.w4a16", "google/gemma-3-12b-pt", "w4a16"),
+        ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w8a16", "Llama-3.1-8B", "w8a16"),
         ("RedHatAI/Qwen3-8B", "Qwen/Qwen3-8B", None),
     ],
 )

@@ -477,7 +477,7 @@ def test_unreadable_configs(tmp_path: Path) -> None:
         ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "gptq-8bit-g32"),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq-gchannel"),
         ({"num_bits": 8, "type": "float"}, "fp8"),
-        ({"num_bits": 8, "type": "int"}, "w8a8"),
+        ({"num_bits": 8, "type": "int"}, "w8a16"),
         ({"num_bits": 4, "type": "int", "group_size": 128}, "w4a16"),
         ({"num_bits": 4, "type": "int", "group_size": 32}, "w4a16-g32"),
         ({"num_bits": 4, "type": "int", "strategy": "channel"}, "w4a16-gchannel"),
@@ -514,6 +514,19 @@ def test_quantization_config(
     tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
     rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
     assert load_model(config).quantization == scheme
+
+
+def test_bytes_multiply_bytes_where_inputs_are_quantised_too(config: Path) -> None:
+    group = {
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "dynamic": True},
+    }
+    facts = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    rewrite(config, quantization_config=facts)
+    assert load_model(config).quantization == "w8a8"
+    group["input_activations"] = None  # as vLLM's rule for weights alone has it
+    rewrite(config, quantization_config=facts)
+    assert load_model(config).quantization == "w8a16"
 
 
 def test_inputs_that_are_scaled_as_they_come_have_a_scale_a_row(config: Path) -> None:
