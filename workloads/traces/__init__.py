@@ -17,6 +17,7 @@ from workloads.traces.llmservingsim import (
 )
 from workloads.traces.mooncake import MooncakeTraceReader, MooncakeTraceWriter
 from workloads.traces.sharegpt import ShareGptTraceReader
+from workloads.traces.table import TableTraceReader
 from workloads.traces.vidur import VidurTraceReader, VidurTraceWriter
 from workloads.traces.vllm_bench import VllmBenchTraceReader, VllmBenchTraceWriter
 from workloads.traces.writing import write_trace
@@ -33,6 +34,7 @@ TRACE_READERS: Mapping[str, type[TraceReader]] = MappingProxyType(
         "llmservingsim": LlmServingSimTraceReader,
         "mooncake": MooncakeTraceReader,
         "sharegpt": ShareGptTraceReader,
+        "table": TableTraceReader,
         "vidur": VidurTraceReader,
         "vllm_bench": VllmBenchTraceReader,
     }
@@ -68,6 +70,7 @@ __all__ = [
     "MooncakeTraceReader",
     "MooncakeTraceWriter",
     "ShareGptTraceReader",
+    "TableTraceReader",
     "TraceReader",
     "TraceWriter",
     "VidurTraceReader",

@@ -54,7 +54,9 @@ def guess_kind(path: str | Path) -> str:
     kinds = ", ".join(sorted((*_COLUMNS, *_KEYS)))
     raise WorkloadError(
         f"{path}: a trace's format must be plain; got {line[:80]!r}, which looks "
-        f"{what}; name its kind (trace.kind, or --from): {kinds}"
+        f"{what}; name its kind (trace.kind, or --from): {kinds}; or table, for any "
+        "log of requests, with the names of its columns as time, prompt_tokens and "
+        "output_tokens"
     )
 
 

@@ -51,6 +51,11 @@ SHAREGPT = """[
   {"role": "assistant", "content": "Hello!"}]}
 ]
 """
+TABLE = """when,agent,prompt,answer
+2026-11-28T09:30:00.5Z,a,374,44
+2026-11-28T09:30:04.5Z,,396,109
+2026-11-28T11:30:09+02:00,a,879,55
+"""
 VIDUR = """arrived_at,num_prefill_tokens,num_decode_tokens
 0.0,374,44
 4.314579,396,109
@@ -73,6 +78,7 @@ SAMPLES = {
     "llmservingsim": LLMSERVINGSIM,
     "mooncake": MOONCAKE,
     "sharegpt": SHAREGPT,
+    "table": TABLE,
     "vidur": VIDUR,
     "vllm_bench": VLLM_BENCH,
 }
@@ -82,11 +88,20 @@ FIRST_LINE = {
     "kvsim": 2,
     "llmservingsim": 1,
     "mooncake": 1,
+    "table": 2,
     "vidur": 2,
 }
 """Formats with a request a line: where the first of the three is, counted from 1."""
 
-OPTIONS: dict[str, dict[str, Any]] = {"sharegpt": {"tokens_per_character": 0.25}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sharegpt": {"tokens_per_character": 0.25},
+    "table": {
+        "time": "when",
+        "prompt_tokens": "prompt",
+        "output_tokens": "answer",
+        "session": "agent",
+    },
+}
 """What a reader needs besides the path."""
 
 

@@ -14,7 +14,8 @@ from workloads.traces import guess_kind
 if TYPE_CHECKING:
     from pathlib import Path
 
-kinds = pytest.mark.parametrize("kind", sorted(TRACE_READERS))
+# A table's columns have any names.
+kinds = pytest.mark.parametrize("kind", sorted(TRACE_READERS.keys() - {"table"}))
 
 
 @kinds
