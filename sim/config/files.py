@@ -186,11 +186,18 @@ def _put(data: dict[str, Any], key: str, value: Any, where: str) -> None:
     table[_place(table, last, where) if isinstance(table, list) else last] = value
 
 
-def _place(rows: list[Any], name: str, where: str) -> int:
+def place_of(rows: list[Any], name: str) -> int | None:
     """Return where a list has the item of this number, or of this ``name``."""
     for place, row in enumerate(rows):
         if name == str(place) or (isinstance(row, dict) and row.get("name") == name):
             return place
+    return None
+
+
+def _place(rows: list[Any], name: str, where: str) -> int:
+    place = place_of(rows, name)
+    if place is not None:
+        return place
     named = [
         str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sim.config.files import find_files, put
+from sim.config.files import find_files, place_of, put
 from sim.config.tables import RunConfig, parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.gpus import load_gpu
@@ -175,9 +175,11 @@ def value_at(data: Mapping[str, Any], key: str) -> Any:
     """Return the value at a key with dots; None where there is none."""
     value: Any = data
     for name in key.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(name)
+        if isinstance(value, list):
+            place = place_of(value, name)
+            value = None if place is None else value[place]
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
     return value
 
 

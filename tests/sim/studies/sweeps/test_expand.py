@@ -200,3 +200,13 @@ def test_put_makes_tables_and_keeps_values_apart() -> None:
     assert data["workload"]["synthetic"]["arrivals"] == {"kind": "poisson", "rate": 2.0}
     assert value == {"kind": "poisson"}
     assert value_at(data, "workload.nothing.there") is None
+
+
+def test_an_item_of_a_list_has_its_value_by_number_and_by_name() -> None:
+    """Columns of `fleet.pools.0.replicas` were null, and its points one."""
+    data: dict[str, Any] = {"pools": [{"name": "a"}, {"name": "b", "replicas": 3}]}
+    assert value_at(data, "pools.1.replicas") == 3
+    assert value_at(data, "pools.b.replicas") == 3
+    assert value_at(data, "pools.b") == {"name": "b", "replicas": 3}
+    for nowhere in ("pools.a.replicas", "pools.2.replicas", "pools.c", "pools.b.x.y"):
+        assert value_at(data, nowhere) is None
