@@ -63,6 +63,10 @@ _BEST: Final = (
 """Numbers of which the page names the best setting, and whether a high one is good."""
 
 _OF_KNEES: Final = (THROUGHPUT, LATENCY)
+_VERDICT: Final = "verdict"
+"""Column of whether the objectives hold, where there are any."""
+_MOST_NAMED: Final = 20
+"""Runs that a sentence names."""
 
 Row = dict[str, Any]
 
@@ -101,7 +105,8 @@ def load_sweep(path: Path) -> Sweep:
         keys = tuple(names[names.index("repeat") + 1 : names.index("status")])
         keys = tuple(key for key in keys if key != "seed")
         wanted = ["run", "repeat", *keys, "seed", "status", "error"]
-        wanted += [name for name in (*METRICS, *_OF_KNEES) if name in names]
+        more = (*METRICS, *_OF_KNEES, _VERDICT)
+        wanted += [name for name in more if name in names]
         for file in files:
             rows += pq.ParquetFile(file).read(wanted).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -111,6 +116,7 @@ def load_sweep(path: Path) -> Sweep:
     rows.sort(key=lambda row: row["run"])
     for row in rows:
         row.update({key: _in_few_words(row[key]) for key in keys})
+        row[_VERDICT] = json.loads(row.get(_VERDICT) or "null")
     over = f" over {listed([*keys])}" if keys else ""
     return Sweep(f"{plural(len(rows), 'run')}{over}", path, facts, keys, tuple(rows))
 
@@ -139,10 +145,22 @@ def _outcome(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
             f"--resume goes on.",
             class_="warn",
         )
-    if found := [*knees(sweep.done, sweep.varied()), *_best(sweep)]:
+    found = [*_objectives(sweep), *knees(sweep.done, sweep.varied()), *_best(sweep)]
+    if found:
         yield bullets(found)
     if failed := [row for row in sweep.rows if row["status"] != "done"]:
         yield _failures(sweep, failed)
+
+
+def _objectives(sweep: Sweep) -> Iterator[str]:
+    """Yield which runs keep the objectives, if any are judged by some."""
+    judged = [row for row in sweep.done if row[_VERDICT]]
+    kept = [str(row["run"]) for row in judged if row[_VERDICT]["holds"]]
+    if judged:
+        number = f"{count(len(kept))} of {plural(len(judged), 'run')}"
+        told = f"The objectives hold in {number}"
+        which = listed(kept) if len(kept) <= _MOST_NAMED else ""
+        yield f"{told}: {which}." if which else f"{told}."
 
 
 def _best(sweep: Sweep) -> Iterator[Markup]:
@@ -290,10 +308,12 @@ def _table(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
             f"dataset has all of them.",
             class_="note",
         )
+    is_judged = any(row[_VERDICT] for row in sweep.rows)
     rows = [
         [
             *(_told(row[key]) for key in ("run", *varied, "status")),
             *(_number(row, metric) for metric in metrics),
+            *([_judged(row)] if is_judged else []),
         ]
         for row in sweep.rows[:MAX_ROWS]
     ]
@@ -304,7 +324,21 @@ def _table(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
         if any(isinstance(row[key], str) for row in sweep.rows)
     }
     head += [METRICS[each] for each in metrics]
+    if is_judged:
+        texts.add(len(head))
+        head.append("objectives")
     yield table("Runs", head, rows, left=texts, class_="many")
+
+
+def _judged(row: Row) -> str:
+    """Tell whether a run keeps its objectives, or those that it misses."""
+    verdict = row[_VERDICT]
+    if verdict is None:
+        return "-"
+    missed = [each["name"] for each in verdict["objectives"] if not each["holds"]]
+    if missed:
+        return f"missed: {', '.join(missed)}"
+    return "kept" if verdict["holds"] else "missed: not all were served"
 
 
 def _told(value: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.views.report.sections.sweep import METRICS
 from tests.sim.commands import refused
-from tests.sim.studies.sweeps.files import write_sweep
+from tests.sim.studies.sweeps.files import tiny, write_sweep
 from tests.sim.views.report.pages import Page, page_of
 
 if TYPE_CHECKING:
@@ -112,3 +112,20 @@ def test_a_sweep_over_words_has_no_curves(tmp_path: Path) -> None:
     assert "The same in all runs: repeat 0 and seed 0." in page.visible
     assert "Synchronous" not in page.visible
     assert not page.unclosed
+
+
+def test_the_page_says_which_runs_keep_the_objectives(tmp_path: Path) -> None:
+    base = tiny() | {"objectives": {"p95_tpot_ms": 1e6, "p95_ttft_ms": 1e-3}}
+    grid = {"objectives.p95_ttft_ms": [1e-3, 1e6], BLOCKS: [2, 50]}
+    spec = write_sweep(tmp_path, base=base, grid=grid)
+    out = tmp_path / "out"
+    told = ["sweep", str(spec), "--out", str(out), "--workers", "1", "--quiet"]
+    assert kvsim(told) == 0
+    runs = pd.read_parquet(out / "runs").set_index("run")
+    done = runs.query("status == 'done'")
+    kept = [n for n, text in done["verdict"].items() if json.loads(text)["holds"]]
+    assert (len(done), len(kept)) == (2, 1)
+    page = page_of(out)
+    assert f"The objectives hold in 1 of 2 runs: {kept[0]}." in page.visible
+    assert page.visible.count("missed: p95_ttft_ms") == 1
+    assert page.visible.count("kept") == 1
