@@ -206,7 +206,8 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
         "copied_blocks": totals.total["num_copied_blocks"],
         "recomputed_tokens": totals.total["num_recomputed_tokens"],
         "num_steps": num_steps,
-        "engine_busy_share": totals.busy_s / elapsed_s / totals.num_engines,
+        # as a sum of steps it may be more by rounding
+        "engine_busy_share": min(totals.busy_s / elapsed_s / totals.num_engines, 1.0),
         "mean_step_ms": totals.busy_s / num_steps * 1e3 if num_steps else None,
     }
 

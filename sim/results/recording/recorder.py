@@ -244,7 +244,7 @@ class Recorder:
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""
         self.steps.close()
-        self._totals.close()
+        self._totals.close(now_s)
         self._requests.add(self.active.values())
         occupancy_s = self._requests.occupancy_s(self._left_s, now_s)
         return Recording(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import fsum, inf
+from math import fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,9 +98,9 @@ class StepTotals:
         else:
             self._weigh(batch, batch["latency_s"])
 
-    def close(self) -> None:
-        """Add the last step."""
-        self._weigh_open(inf)
+    def close(self, now_s: float) -> None:
+        """Add the last step, as far as it has gone when the run ends."""
+        self._weigh_open(now_s)
 
     def _weigh_open(self, next_s: float) -> None:
         last, self._open = self._open, None

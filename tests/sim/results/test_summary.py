@@ -22,10 +22,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cache.errors import InvariantError
+from sim.config.tables import parse_config
 from sim.costs.base import StepCost
 from sim.costs.constant import ConstantCost
 from sim.results.metrics import cache_and_queues, goodput, latencies, throughput
+from sim.simulation.run import Simulation
 from tests.sim.build import Run, spec
+from tests.sim.config.test_config import minimal
 
 if TYPE_CHECKING:
     from sim.scheduler.batch import BatchShape
@@ -168,3 +171,26 @@ def test_goodput_counts_those_within_all_limits() -> None:
         assert found["goodput"] == limits
         assert found["goodput_share"] == num_good / 4
         assert found["request_goodput"] == num_good / 12
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_run_that_is_stuck_is_not_busy_for_longer_than_it_lasts(
+    stepwise: bool,
+) -> None:
+    """Its last step is in flight when it ends."""
+    stuck = {"num_gpu_blocks_override": 12, "admission_check": False}
+    data = minimal(**stuck, async_scheduling=True, max_model_len=1024)
+    data["workload"]["synthetic"] |= {
+        "num_requests": 6,
+        "arrivals": {"kind": "constant", "rate": 30.0},
+        "prompt_tokens": {"kind": "empirical", "values": [40, 400]},
+    }
+    data["cost"] = {"kind": "constant", "step_s": 0.5}
+    results = Simulation(parse_config(data), stepwise=stepwise).run()
+    told, steps = results.summary, results.steps
+    assert told["stalled"]
+    ends_s = steps["start_s"] + steps["latency_s"]
+    assert ends_s.max() > told["duration"]
+    waited_s = steps["start_s"].iloc[0]
+    assert told["engine_busy_share"] == pytest.approx(1 - waited_s / told["duration"])
+    assert told["kv_cache_usage_mean"] <= told["kv_cache_usage_max"]
