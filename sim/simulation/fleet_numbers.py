@@ -96,8 +96,9 @@ def numbers(
         if absent:
             engine["absent_s"] = absent
     told = engines.summary() if isinstance(engines, Replicas) else {}
+    up_s = told.get("up_s") or [duration_s] * len(of_engines)
     return {
         "engines": of_engines,
         "pools": of_pools,
-        "imbalance": imbalance(of_engines),
+        "imbalance": imbalance(of_engines, up_s),
     } | told

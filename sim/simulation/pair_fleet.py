@@ -239,7 +239,8 @@ class PairFleet(Fleet):
                 engines = [
                     each | {"num_requests": each["num_prompts"]} for each in engines
                 ]
-            ratios.append(imbalance(engines))
+            up_s = [told["up_s"][each["engine"]] for each in engines]
+            ratios.append(imbalance(engines, up_s))
         told["imbalance"] = {
             key: max((each[key] or 0.0 for each in ratios), default=0.0) or None
             for key in told["imbalance"]

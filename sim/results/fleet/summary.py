@@ -71,13 +71,17 @@ def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
     )
 
 
-def imbalance(engines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def imbalance(
+    engines: Sequence[Mapping[str, Any]], up_s: Sequence[float]
+) -> dict[str, float | None]:
     """Return how much more than the mean engine the one with most did.
 
     Parameters
     ----------
     engines
         `engine_numbers` of each.
+    up_s
+        By engine, seconds in which it was there: what counts is what it did in them.
 
     Returns
     -------
@@ -90,23 +94,39 @@ def imbalance(engines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         "busy_s": "busy_s",
         "kv_cache_usage": "kv_cache_usage_mean",
     }
+    longest_s = max(up_s)
+    is_there = [seconds > 0.0 or not longest_s for seconds in up_s]
+    shares = np.array(up_s, float)[is_there] / longest_s if longest_s else 1.0
     found: dict[str, float | None] = {}
     for name, key in keys.items():
-        values = np.array([each[key] for each in engines], float)
-        mean = float(values.mean())
-        found[name] = float(values.max()) / mean if mean > 0 else None
+        values = np.array([each[key] for each in engines], float)[is_there]
+        mean = float(values.sum() / np.broadcast_to(shares, values.shape).sum())
+        found[name] = float((values / shares).max()) / mean if mean > 0 else None
     return found
 
 
+def usage_while_there(part: Mapping[str, Any]) -> float:
+    """Return the mean KV cache usage of an engine, a pool or a fleet that was there."""
+    usage: float = part.get("kv_cache_usage_mean_up", part["kv_cache_usage_mean"])
+    return usage
+
+
+def places_there(summary: Mapping[str, Any]) -> list[int]:
+    """Return the engines of a fleet that were there for a while at least."""
+    places = range(len(summary["engines"]))
+    up_s = summary.get("up_s", ())
+    return [place for place in places if not any(up_s) or up_s[place] > 0.0]
+
+
 def gpu_hours(
-    engines: Sequence[Mapping[str, Any]],
+    engines: Sequence[dict[str, Any]],
     pools: Sequence[dict[str, Any]],
     up_s: Sequence[float],
     prices: PricesTable | None,
 ) -> dict[str, Any]:
     """Return for how long GPUs were held, and at what cost; pools get theirs.
 
-    Where engines were gone for a while, the mean usage of caches that were there.
+    Where engines were gone for a while, also the means of the time they were there.
 
     Parameters
     ----------
@@ -118,17 +138,14 @@ def gpu_hours(
         Of GPUs, if costs are asked for.
     """
     for pool in pools:
-        own_s = [
-            seconds
-            for engine, seconds in zip(engines, up_s, strict=True)
-            if engine["pool"] == pool["pool"]
-        ]
+        places = [i for i, e in enumerate(engines) if e["pool"] == pool["pool"]]
+        own_s = [up_s[place] for place in places]
         pool["gpu_hours"] = added(own_s) / 3600.0 * pool["num_gpus"]
+        pool.update(_while_there([engines[place] for place in places], own_s))
+    for engine, own in zip(engines, up_s, strict=True):
+        engine.update(_while_there([engine], [own]))
     told: dict[str, Any] = {"gpu_hours": added(pool["gpu_hours"] for pool in pools)}
-    whole_s = added(each["duration"] for each in engines)
-    if 0.0 < added(up_s) < whole_s * (1.0 - 1e-9):
-        used_s = added(e["kv_cache_usage_mean"] * e["duration"] for e in engines)
-        told["kv_cache_usage_mean_up"] = used_s / added(up_s)
+    told |= _while_there(engines, up_s)
     if prices is not None:
         for pool in pools:
             price = prices.of(pool["gpu"])
@@ -141,11 +158,27 @@ def gpu_hours(
     return told
 
 
+def _while_there(
+    engines: Sequence[Mapping[str, Any]], up_s: Sequence[float]
+) -> dict[str, float]:
+    whole_s, there_s = added(each["duration"] for each in engines), added(up_s)
+    if not 0.0 < there_s < whole_s * (1.0 - 1e-9):
+        return {}
+    used_s = added(e["kv_cache_usage_mean"] * e["duration"] for e in engines)
+    return {
+        "kv_cache_usage_mean_up": used_s / there_s,
+        "engine_busy_share_up": added(each["busy_s"] for each in engines) / there_s,
+    }
+
+
 def fleet_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a fleet as (name, text); none without one."""
     if not (engines := summary.get("engines")):
         return []
-    told = [f"{len(engines)} behind {summary['router']}, with a pool of blocks each"]
+    number, there = f"{len(engines)}", len(places_there(summary))
+    if there < len(engines):
+        number = f"{there} of {number} at most"
+    told = [f"{number} behind {summary['router']}, with a pool of blocks each"]
     most = summary["imbalance"]
     if len(engines) > 1 and most["requests"] is not None:
         told.append(f"the busiest has {most['requests']:.2f} x the mean requests")
@@ -181,7 +214,7 @@ def fleet_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             preempted = pool["num_preemptions"]
             text = (
                 f"{_number(pool)} of {pool_size(pool)}, {served}, KV cache usage "
-                f"{pool['kv_cache_usage_mean']:.1%}, {preempted:,} "
+                f"{usage_while_there(pool):.1%}, {preempted:,} "
                 f"preemption{'s' * (preempted != 1)}"
             )
             if waits := waits_in_words(pool):

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.results.fleet.ranks import parts_of, tables_of_rank
+from sim.results.fleet.summary import places_there, usage_while_there
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.compared.overlays import OVERLAYS
 from sim.views.plots.compared.runs import MAX_RUNS, Run
@@ -148,18 +149,23 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
         more |= {"tier": tier, "tier_ttft": tier_ttft} if has_tier(tables) else {}
         return FIGURES | more, tables
     drawn = [*range(len(ranks))]
+    if part == "engine":
+        drawn = places_there(results.summary)
+    if len(drawn) > MAX_RUNS:
+        places = np.linspace(0, len(drawn) - 1, MAX_RUNS).round().astype(int)
+        drawn = [drawn[place] for place in places]
     told = ""
-    if len(ranks) > MAX_RUNS:
-        places = np.linspace(0, len(ranks) - 1, MAX_RUNS).round().astype(int)
-        drawn, told = places.tolist(), f"{MAX_RUNS} of {len(ranks)} {part}s are drawn"
+    if len(drawn) < len(ranks):
+        told = f"{len(drawn)} of {len(ranks)} {part}s are drawn"
     runs = []
     for rank in drawn:
         found = tables_of_rank(results.recording, rank)
+        usage = {"kv_cache_usage_mean": usage_while_there(ranks[rank])}
         tables = Tables(
             found.step_table,
             found.request_table,
             found.preemption_table,
-            {**results.summary, **ranks[rank]},
+            {**results.summary, **ranks[rank], **usage},
             found.group_table,
             tree=found.tree_table,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from sim.cli.output.run import print_summary
@@ -15,7 +16,8 @@ from sim.results.summary.compared import short_names
 from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.studies.planning.spec import parse_prices
-from sim.views.plots.run.fleets import pool_places
+from sim.views.plots.accessor import figures_of
+from sim.views.plots.run.fleets import engines_figure, pool_places
 from tests.sim.config.test_config import minimal
 from tests.sim.fleet.test_run import TIGHT, data_of, fleet_of
 
@@ -138,8 +140,61 @@ def test_the_usage_of_engines_that_were_there() -> None:
         f"({summary['kv_cache_usage_mean_up']:.1%} of what was there)"
         in rows["KV cache"]
     )
+    assert summary["engine_busy_share_up"] == pytest.approx(
+        steps["latency_s"].sum() / there_s
+    )
+    for part in (*summary["engines"][1:], *summary["pools"]):
+        up_s = summary["up_s"][1] if "engine" in part else there_s
+        own_s = part["kv_cache_usage_mean"] * part["duration"]
+        own_s *= 1 if "engine" in part else 2
+        assert part["kv_cache_usage_mean_up"] == pytest.approx(own_s / up_s)
+    assert "kv_cache_usage_mean_up" not in summary["engines"][0]
     whole = Simulation(parse_config(data_of(TIGHT, fleet_of(2, "round_robin")))).run()
     assert "kv_cache_usage_mean_up" not in whole.summary
+    assert "engine_busy_share_up" not in whole.summary
+
+
+def test_an_engine_that_was_there_for_half_of_the_time_is_not_idle() -> None:
+    """One of them dies midway, another one never starts: each rate is what counts."""
+    fleet = fleet_of(2, "least_requests") | {
+        "autoscaler": {
+            "targets": {"requests_in_flight": 1000},
+            "min_replicas": 2,
+            "max_replicas": 6,
+        }
+    }
+    results = Simulation(parse_config(data_of(TIGHT, fleet))).run()
+    told = results.summary
+    assert [up_s > 0.0 for up_s in told["up_s"]] == [True] * 2 + [False] * 4
+    assert all(1.0 <= share < 1.3 for share in told["imbalance"].values())
+    rows = dict(summary_rows(told))
+    assert rows["engines"].startswith("2 of 6 at most behind least_requests, with ")
+    dies = [{"time_s": 1.0, "kind": "die", "engine": 1}]
+    fleet = fleet_of(2, "least_requests") | {"events": dies}
+    told = Simulation(parse_config(data_of(TIGHT, fleet, 120))).run().summary
+    of = [each["num_requests"] for each in told["engines"]]
+    rates = np.array(of) / told["up_s"]
+    mean = sum(of) / sum(told["up_s"])
+    assert told["imbalance"]["requests"] == pytest.approx(max(rates) / mean)
+    assert max(of) / (sum(of) / 2) > told["imbalance"]["requests"]
+
+
+def test_curves_are_of_engines_that_were_there() -> None:
+    fleet = fleet_of(2, "least_requests") | {
+        "autoscaler": {
+            "targets": {"requests_in_flight": 1000},
+            "min_replicas": 2,
+            "max_replicas": 20,
+        }
+    }
+    results = Simulation(parse_config(data_of(TIGHT, fleet))).run()
+    figures, found = figures_of(results)
+    assert [run.label for run in found] == ["engine 0", "engine 1"]
+    title = figures["kv_cache_usage"](found).texts
+    assert any("2 of 20 engines are drawn" in each.get_text() for each in title)
+    load = engines_figure(results).axes[1]
+    patches: Any = load.patches
+    assert sum(bar.get_width() for bar in patches) == pytest.approx(2)
 
 
 def mixed() -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from sim.results.fleet.pulls import PARTS, in_flight, pulls_of
+from sim.results.fleet.summary import places_there
 from sim.results.tables.steps import engines_in, span_columns, spans_s
 from sim.views.plots import style
 
@@ -82,7 +83,7 @@ def engines_figure(results: Results) -> Figure:
     )
     over_time, load, *more = figure.axes
     _draw_map(over_time, results)
-    _draw_bars(load, _loads(engines), "requests / mean")
+    _draw_bars(load, _loads(engines, places_there(summary)), "requests / mean")
     load.axvline(1.0, color=style.GREY, linewidth=0.8)
     for axes in more:
         _draw_bars(axes, np.array([100.0 * (r or 0.0) for r in rates]), "hit rate (%)")
@@ -104,13 +105,17 @@ def pool_places(engines: Sequence[Mapping[str, Any]]) -> str:
     return f"engine ({', '.join(told)})"
 
 
-def _loads(engines: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return the requests of each engine over the mean of all that do the same."""
+def _loads(engines: Sequence[Mapping[str, Any]], there: Sequence[int]) -> Floats:
+    """Return the requests of each engine over the mean of all that do the same.
+
+    Engines that were never there do not count.
+    """
     numbers = np.array(
         [each.get("num_prompts", each["num_requests"]) for each in engines], float
     )
     is_prefiller = np.array(["num_prompts" in each for each in engines])
-    for role in (is_prefiller, ~is_prefiller):
+    is_there = np.isin(np.arange(len(engines)), there)
+    for role in (is_there & is_prefiller, is_there & ~is_prefiller):
         if role.any():
             numbers[role] /= max(numbers[role].mean(), 1e-300)
     return numbers

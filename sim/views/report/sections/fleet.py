@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.results.fleet.pulls import PARTS, in_flight, pulls_of
-from sim.results.fleet.summary import fleet_rows
+from sim.results.fleet.summary import fleet_rows, places_there
 from sim.results.summary.compared import compared_lines
 from sim.results.summary.verdict import verdict_lines
 from sim.views.plots.run.fleets import mean_usage, pool_places
@@ -27,7 +27,7 @@ from sim.views.report.html import (
 )
 from sim.views.report.looks import Clock, name, run_colour, tag
 from sim.views.report.sections.cache import MAX_SHOWN
-from sim.views.report.sections.summary import numbers_table, served
+from sim.views.report.sections.summary import numbers_table, served, urgent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +60,7 @@ def show_fleet_summary(runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def _sentences(run: Run) -> Iterator[Markup]:
+    yield from urgent(run)
     for line in verdict_lines(run.summary):
         yield element("strong", line)
     for what, text in fleet_rows(run.summary):
@@ -173,10 +174,12 @@ def _bars(run: Run) -> Chart:
 
 
 def _numbers(run: Run) -> Markup:
-    engines = run.summary["engines"]
+    engines = [run.summary["engines"][place] for place in places_there(run.summary)]
     busiest = sorted(engines, key=lambda each: -each["busy_s"])[:_MOST_IN_TABLE]
     shown = sorted(busiest, key=lambda each: each["engine"])
     some = f", the {_MOST_IN_TABLE} busiest" if len(shown) < len(engines) else ""
+    if len(engines) < len(run.summary["engines"]):
+        some = f" that were there{some}"
     head = [
         "engine",
         "pool",
@@ -200,11 +203,14 @@ def _numbers(run: Run) -> Markup:
 def _of(run: Run, part: Mapping[str, Any], key: str) -> list[object]:
     """Return numbers of an engine or pool."""
     prompts = "num_prompts" if "num_prompts" in part else "num_requests"
+    usage = "kv_cache_usage_mean"
+    if f"{usage}_up" in part:
+        usage += "_up"
     cells: list[object] = []
     for what, show in (
         (prompts, count),
         ("mean_ttft_ms", milliseconds),
-        ("kv_cache_usage_mean", percent),
+        (usage, percent),
         ("num_preemptions", count),
         ("prefix_cache_hit_rate", percent),
     ):

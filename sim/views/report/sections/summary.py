@@ -156,6 +156,7 @@ ROWS: Final = (
     Row("Latency", "p99_e2el_ms", "p99 E2E", milliseconds),
     Row("Cache", "num_gpu_blocks", "KV blocks", count),
     Row("Cache", "kv_cache_usage_mean", "KV usage, mean", percent),
+    Row("Cache", "kv_cache_usage_mean_up", "KV usage, while there", percent),
     Row("Cache", "kv_cache_usage_max", "KV usage, highest", percent),
     Row("Cache", "num_preemptions", "preemptions", count),
     Row("Cache", "num_requests_preempted", "requests preempted", count),
@@ -169,6 +170,7 @@ ROWS: Final = (
     Row("Traffic", "num_steps", "steps", count),
     Row("Traffic", "mean_step_ms", "mean step", milliseconds),
     Row("Traffic", "engine_busy_share", "engine busy", percent),
+    Row("Traffic", "engine_busy_share_up", "engine busy, while there", percent),
 )
 """Rows of the table, in its order; one that is 0 in all runs is left out where it
 counts a rare event."""
@@ -207,9 +209,7 @@ def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
 
 def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
     """Yield sentences on a run, the most urgent first; with remedies that help."""
-    for warning in run.summary.get("warnings", ()):
-        if warning.startswith(("overloaded", "the queue stalled")):
-            yield element("span", _capital(warning), class_="warn")
+    yield from urgent(run)
     for place, line in enumerate(verdict_lines(run.summary)):
         yield element("span" if place else "strong", line)
     yield element("strong", bound_by(run))
@@ -218,6 +218,13 @@ def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
     yield _preempted(run)
     yield _full(run)
     yield from served(run)
+
+
+def urgent(run: Run) -> Iterator[Markup]:
+    """Yield the warnings without which the other numbers mislead."""
+    for warning in run.summary.get("warnings", ()):
+        if warning.startswith(("overloaded", "the queue stalled")):
+            yield element("span", _capital(warning), class_="warn")
 
 
 def served(run: Run) -> Iterator[Markup]:

@@ -65,6 +65,14 @@ def test_a_page_of_a_fleet_shows_engines_pools_and_replicas(fleet_run: Path) -> 
     assert "1 died" in page.visible
 
 
+def test_a_page_of_a_fleet_begins_with_its_warnings(tmp_path: Path) -> None:
+    data = crowded(max_num_seqs=1) | {"fleet": fleet()}
+    path = results(tmp_path / "fleet", data)
+    warnings = json.loads((path / "summary.json").read_text())["warnings"]
+    (overloaded,) = (each for each in warnings if each.startswith("overloaded: "))
+    assert f"O{overloaded[1:]}" in page_of(path).visible
+
+
 def test_a_page_of_a_fleet_shows_what_stands_behind_its_pools(
     fleet_run: Path, tmp_path: Path
 ) -> None:
