@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class SessionClient:
     max_concurrent_users
         Most sessions in progress, or None.
     front_end_s
-        Seconds that an answer takes to the client and the next request to the queue.
+        Seconds that an answer takes to the client and the next request to the queue, or
+        None if no front end is looked at. One hands requests over one by one: of those
+        that are sent at one instant the first begins a step alone.
     """
 
     def __init__(
@@ -66,13 +68,15 @@ class SessionClient:
         client: Client,
         max_concurrent_users: int | None = None,
         *,
-        front_end_s: float = 0.0,
+        front_end_s: float | None = None,
     ) -> None:
         self.env = env
         self.engine = engine
         self.client = client
         self._specs = specs
-        self._front_end_s = front_end_s
+        self._is_one_by_one = front_end_s is not None
+        self._front_end_s = front_end_s or 0.0
+        self._last_sent_s = -inf
         # A user each is enough for all: more would only take memory.
         most = max_concurrent_users
         self._users = _Users(env, None if most is None else min(most, len(specs)))
@@ -116,6 +120,8 @@ class SessionClient:
         while True:
             if send_s > env.now:
                 yield At(env, send_s, ARRIVAL_PRIORITY)
+            if self._is_one_by_one:
+                yield from self._wait_for_others()
             asked = spec._replace(arrival_s=env.now)
             is_answered = yield from self.client.ask(self.engine, asked)
             followers = self._follow_ups.of(spec) if is_answered else ()
@@ -129,6 +135,13 @@ class SessionClient:
                 asides.append(env.process(self._turns(other, at_s)))
         if asides:
             yield env.all_of(asides)
+
+    def _wait_for_others(self) -> Generator[simpy.Event, Any, None]:
+        """Wait for those sent before at this instant, the least time that there is."""
+        now_s = self.env.now
+        send_s = self._last_sent_s = max(now_s, nextafter(self._last_sent_s, inf))
+        if send_s > now_s:
+            yield At(self.env, send_s, ARRIVAL_PRIORITY)
 
 
 class FollowUps:

@@ -102,9 +102,11 @@ class Arrivals:
         env, specs, client = self._env, self._specs, self._client
         if self._is_open_loop:
             return open_loop(env, engine, specs, client)
-        users = self._config.workload.max_concurrent_users
+        config = self._config
+        users = config.workload.max_concurrent_users
+        front_end_s = None if config.front_end is None else config.front_end_s
         return SessionClient(
-            *(env, engine, specs, client, users), front_end_s=self._config.front_end_s
+            *(env, engine, specs, client, users), front_end_s=front_end_s
         ).run()
 
     def begin_routed(self, engines: Engines) -> None:

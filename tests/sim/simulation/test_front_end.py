@@ -15,6 +15,8 @@ from sim.simulation.simulate import simulate
 from sim.studies.validation.fit import parse_term
 from sim.studies.validation.observed import MeasuredError, Observed, observed_of
 from sim.studies.validation.run import validate
+from tests.identity.compare import assert_equal_paths
+from tests.sim.closed_loops import chat_config
 
 
 def data(**more: Any) -> dict[str, Any]:
@@ -91,6 +93,49 @@ def test_the_first_request_of_a_user_waits_for_no_answer() -> None:
     users = {"synthetic": data()["workload"]["synthetic"], "max_concurrent_users": 8}
     plain, seen = times(workload=users), times(workload=users, front_end=BOTH)
     assert (seen["arrival_s"][:8] == plain["arrival_s"][:8]).all()
+
+
+@pytest.mark.parametrize("generation", ["v1", "v0", "sglang"])
+def test_of_users_who_ask_at_one_instant_the_first_begins_a_step_alone(
+    generation: str,
+) -> None:
+    config = data()
+    config["engine"]["scheduler"] = generation
+    config["workload"] = {
+        "synthetic": {
+            "num_requests": 40,
+            "arrivals": {"kind": "burst", "burst_size": 40, "interval_s": 9.0},
+            "prompt_tokens": {"kind": "fixed", "tokens": 100},
+            "output_tokens": {"kind": "fixed", "tokens": 20},
+        },
+        "max_concurrent_users": 4,
+    }
+    plain = simulate(parse_config(config)).requests
+    assert set(plain.groupby("arrival_s").size()) == {4}
+    no_time = {"front_end": dict.fromkeys(BOTH, 0.0)}
+    seen = simulate(parse_config(config | no_time)).requests
+    assert seen["arrival_s"].is_unique
+    assert np.ptp(seen["arrival_s"][:4]) < 1e-12
+    assert seen["first_token_s"][:4].nunique() == 2
+    assert seen["queue_s"][0] == 0.0
+    assert (seen["queue_s"][1:4] > 1e-3).all()
+    # then its answer is a step ahead, but where steps of prompts hold up all others
+    rounds = seen.groupby(np.arange(40) // 4)["first_token_s"].nunique()
+    assert set(rounds[1:]) == ({1} if generation == "sglang" else {2})
+
+
+@pytest.mark.parametrize("front_end", [{}, dict.fromkeys(BOTH, 0.0)])
+def test_paths_agree_of_requests_one_by_one(front_end: dict[str, float]) -> None:
+    config = chat_config("v1", front_end=front_end)
+    del config["workload"]["sessions"]
+    config["workload"] |= {"synthetic": data()["workload"]["synthetic"]}
+    config["workload"]["max_concurrent_users"] = 7
+    config["workload"]["synthetic"]["arrivals"] = {
+        "kind": "burst",
+        "burst_size": 30,
+        "interval_s": 9.0,
+    }
+    assert_equal_paths(parse_config(config))
 
 
 def measured_of(front_end: dict[str, float] | None) -> Observed:
