@@ -95,9 +95,9 @@ class RadixCache:
     counts_hits
         Whether insertions are counted, as from 0.5.10 on; ``lfu`` is ``lru`` before.
     unified
-        Whether it is the tree of 0.5.23: a look makes each node on its way older than
-        the one below it, the lower part of a node that is split is touched, and the
-        upper one is as old as the node was.
+        Whether it is the tree of 0.5.20 to 0.5.23: a look makes each node on its way
+        older than the one below it, the lower part of a node that is split is touched,
+        and the upper one is as old as the node was.
 
     Attributes
     ----------

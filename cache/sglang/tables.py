@@ -215,13 +215,24 @@ class TreeCache:
     A prefix that was prefilled goes into the tree. Where another request had stored the
     same meanwhile, its slots are freed, and the table takes the tree's.
 
+    Parameters
+    ----------
+    allocator, tree
+        What both hand out.
+    checks_in
+        Whether what is stored of a request goes into the unified tree alike before and
+        at its end, and counts as a hit once, as from 0.5.22 on.
+
     Source: SGLang 0.5.9, ``mem_cache/radix_cache.py`` (`cache_unfinished_req`,
     `cache_finished_req`), ``mem_cache/common.py``.
     """
 
-    def __init__(self, allocator: SlotAllocator, tree: RadixCache) -> None:
+    def __init__(
+        self, allocator: SlotAllocator, tree: RadixCache, *, checks_in: bool = False
+    ) -> None:
         self.allocator = allocator
         self.tree = tree
+        self._checks_in = checks_in
 
     @property
     def num_evictable_tokens(self) -> int:
@@ -238,7 +249,7 @@ class TreeCache:
     def make_room(self, num_tokens: int) -> bool:
         num_missing = num_tokens - self.allocator.num_available_tokens
         if num_missing > 0:
-            # before 0.5.23 the whole of it, not what is missing
+            # before the unified tree the whole of it, not what is missing
             self.tree.evict(num_missing if self.tree.unified else num_tokens)
         return self.allocator.num_available_tokens >= num_tokens
 
@@ -252,7 +263,9 @@ class TreeCache:
         is_chunk: bool,
     ) -> None:
         if self.tree.unified:
-            self._check_in(table, tokens, priority, num_prompt_tokens)
+            self._check_in(
+                table, tokens, priority, num_prompt_tokens, is_chunk=is_chunk
+            )
             return
         whole = self._whole_pages(len(tokens))
         slots, protected = table.slots, table.num_protected_tokens
@@ -271,7 +284,7 @@ class TreeCache:
         num_prompt_tokens: int = 0,
     ) -> None:
         if self.tree.unified:
-            self._check_in(table, tokens, priority, num_prompt_tokens)
+            self._check_in(table, tokens, priority, num_prompt_tokens, is_end=True)
             self.release(table)
             return
         whole = self._whole_pages(table.num_stored_tokens)
@@ -291,12 +304,20 @@ class TreeCache:
         self._let_go(table)
 
     def _check_in(
-        self, table: SlotTable, tokens: Slots, priority: int, num_prompt_tokens: int
+        self,
+        table: SlotTable,
+        tokens: Slots,
+        priority: int,
+        num_prompt_tokens: int,
+        *,
+        is_chunk: bool = False,
+        is_end: bool = False,
     ) -> None:
         """Put a prefix into the unified tree, with a node that ends as the prompt does.
 
-        Source: SGLang 0.5.23, ``mem_cache/unified_radix_cache.py``
-        (`checkpoint_into_tree`).
+        Source: SGLang 0.5.22, ``mem_cache/unified_radix_cache.py``
+        (`checkpoint_into_tree`); 0.5.20 (`insert_req`, `cache_unfinished_req`), which
+        looks an unfinished prefix up again, and does not count chunks as hits.
         """
         if not len(tokens):
             return
@@ -306,21 +327,25 @@ class TreeCache:
             tokens[:whole],
             slots[:whole],
             priority,
-            num_counted=table.num_inserted_tokens,
+            counts=self._checks_in or not is_chunk,
+            num_counted=table.num_inserted_tokens if self._checks_in else 0,
         )
         for first, end in pairwise((0, *tree.passed)):
             self.allocator.free(slots[max(first, protected) : end])
         table.num_inserted_tokens = max(table.num_inserted_tokens, whole)
         node = tree.latest
         prompt = self._whole_pages(num_prompt_tokens)
-        if 0 < prompt < whole:
+        if 0 < prompt < whole and (self._checks_in or is_end):
             tree.insert(
                 tokens[:prompt],
                 slots[:prompt],
                 min(priority + 1, _MOST),
                 num_counted=prompt,
             )
-        self._hold(table, protected, tree.slots_above(node), node)
+        if self._checks_in or is_end:
+            self._hold(table, protected, tree.slots_above(node), node)
+        else:
+            self._hold(table, protected, *tree.match(tokens[:whole]))
 
     def _hold(
         self, table: SlotTable, protected: int, found: Slots, node: TreeNode

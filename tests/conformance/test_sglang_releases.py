@@ -1,6 +1,6 @@
 """Our `sglang` against logs of later releases' own schedulers (promise 2).
 
-Of 0.5.23, and where a name begins with `of_0_5_12` of that release.
+Of 0.5.23, and where a name begins with `of_0_5_12` and so on of that release.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ SGLANG = frozenset(
         "triton",
         "uvicorn",
         "uvloop",
+        "xgrammar",
     }
 )
-"""Everything that SGLang 0.5.9 imports on the way to its scheduler, but torch.
+"""Everything that SGLang 0.5.9 to 0.5.23 import on the way to its scheduler, but torch.
 
 Its paged allocator is a Triton kernel, which Triton's interpreter runs on a CPU.
 """

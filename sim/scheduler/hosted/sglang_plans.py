@@ -1,4 +1,4 @@
-"""`HostedSglang` for releases whose event loop makes plans: 0.5.23.
+"""`HostedSglang` for releases whose event loop makes plans: 0.5.20 to 0.5.23.
 
 The scheduler is split into components there, its settings come from a context of the
 process, and its tree is the unified one, of which the core in Python is taken: it does
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ _MODULES: Final = {
     "scheduler": "sglang.srt.managers.scheduler",
     "fields": "sglang.srt.arg_groups.arg_utils",
 }
+_RANKS: Final = dict.fromkeys(("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank"), 0)
 
 
 @cache
@@ -71,9 +73,8 @@ class PlansApi(SglangApi):
         )
         context = self._context.get_context()
         context.set_server_args(given)
-        context.parallel.override_permanently(
-            **dict.fromkeys(("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank"), 0)
-        )
+        context.parallel.override_permanently(**_RANKS)
+        context.parallel._overrides.update(_RANKS)  # where 0.5.20 looks
         context.config_bag("device")._set("gpu_id", 0)
         return given
 
@@ -88,9 +89,12 @@ class PlansApi(SglangApi):
         """Return the tree cache that the release takes for such pools."""
         slots, allocator = pools
         return self._trees.create_tree_cache(
-            self._trees.TreeCacheBuildContext(
+            _made_of(
+                self._trees.TreeCacheBuildContext,
+                effective_chunked_prefill_size=settings["chunked_prefill_size"],
                 server_args=args,
-                params=self._params.CacheInitParams(
+                params=_made_of(
+                    self._params.CacheInitParams,
                     disable=settings["disable_radix_cache"],
                     req_to_token_pool=slots,
                     token_to_kv_pool_allocator=allocator,
@@ -120,6 +124,12 @@ class PlansApi(SglangApi):
         return super().request(
             told, input_embeds=None, token_type_ids=None, time_stats=None, **more
         )
+
+
+def _made_of(kind: type[Any], **told: Any) -> Any:
+    """Return an instance, told what its release has a field for."""
+    names = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in told.items() if name in names})
 
 
 class HostedPlans(HostedSglang):
@@ -302,6 +312,9 @@ _OFF: Final[dict[str, Any]] = {
             "_confidence_budget_prepare",
             "pad_input_ids_func",
         )
+    ),
+    "ps": SimpleNamespace(
+        **_RANKS, **dict.fromkeys(("tp_size", "pp_size", "dp_size"), 1), dp_rank=None
     ),
     "processed_tokens_counter": 0,
     "is_generation": True,

@@ -28,7 +28,6 @@ class SglangLog:
         self._tables = TableChanges()
 
     def batch(self, output: SglangOutput) -> Line:
-        scheduler = self.scheduler
         line: Line = {}
         for key, requests in (
             ("dropped", output.dropped),
@@ -38,12 +37,7 @@ class SglangLog:
         ):
             if requests:
                 line[key] = names_of(requests, self.names)
-        if scheduler.tree is not None and scheduler.tree.evictions:
-            size = scheduler.settings.page_size
-            line["evict"] = [
-                [asked, [[length, first // size] for length, first in removed]]
-                for asked, removed in scheduler.tree.evictions
-            ]
+        line |= self.evictions()
         line["mode"] = "idle" if output.mode is None else output.mode.value
         if output.mode is None:
             return line
@@ -56,6 +50,18 @@ class SglangLog:
         if tables := self._changed_tables(output):
             line["kv"] = tables
         return line
+
+    def evictions(self) -> Line:
+        """Return what the tree has lost since its evictions were counted."""
+        tree, size = self.scheduler.tree, self.scheduler.settings.page_size
+        if tree is None or not tree.evictions:
+            return {}
+        return {
+            "evict": [
+                [asked, [[length, first // size] for length, first in removed]]
+                for asked, removed in tree.evictions
+            ]
+        }
 
     def _entries(self, output: SglangOutput) -> list[tuple[Entry, int, int]]:
         """Return the batch, decodes with the tokens before them as the release says.

@@ -98,7 +98,7 @@ class PrefillAdder:
     def expected(self, entry: Entry) -> float:
         """Return the tokens that a running request is expected to write yet."""
         left = entry.max_new_tokens - entry.num_outputs
-        is_sure = entry.ignore_eos and self._settings.makes_plans
+        is_sure = entry.ignore_eos and self._settings.patch >= 22
         return min(left, CLIP_MAX_NEW_TOKENS) * (1.0 if is_sure else self._ratio)
 
     def _all_expected(self, running: Sequence[Entry]) -> list[float]:
@@ -244,7 +244,7 @@ class PrefillAdder:
         """
         num_extend = entry.num_extend_tokens
         num_input = self._ceil(num_extend)
-        if self._settings.makes_plans:
+        if self._settings.patch >= 21:
             num_input += self._page_size
         num_current = self._num_free_tokens - self._current
         if num_input > min(num_current, self.total):

@@ -122,7 +122,7 @@ class ClockedSglangScheduler(SglangScheduler):
         """Return why decodes are looked at one by one, empty if they are not."""
         del cache
         for reason, is_known in (
-            ("with SGLang 0.5.23", not settings.makes_plans),
+            ("with SGLang 0.5.20 or later", not settings.makes_plans),
             ("with enable_mixed_chunk", not settings.is_mixed),
             ("with priorities", not settings.enable_priority_scheduling),
             ("with max_queued_requests", settings.max_queued_requests is None),

@@ -81,7 +81,7 @@ class Holdings:
         self.cache: ChunkCache | TreeCache = (
             ChunkCache(self.allocator)
             if self.tree is None
-            else TreeCache(self.allocator, self.tree)
+            else TreeCache(self.allocator, self.tree, checks_in=settings.patch >= 22)
         )
         self.request_slots = RequestSlots(
             settings.num_request_slots,

@@ -52,7 +52,7 @@ class SchedulePolicy:
         self._sign = 1 if settings.schedule_low_priority_values_first else -1
         self._tree = tree
         self._tokens = tokens
-        self._refreshes = settings.makes_plans and (
+        self._refreshes = settings.patch >= 22 and (
             settings.radix_eviction_policy == "lru" and tree is not None
         )
         self._num_refreshes = 0
@@ -121,7 +121,7 @@ class SchedulePolicy:
     def _refresh(self, waiting: list[Entry]) -> None:
         """Touch what waiting requests would reuse, now and then, the first one last.
 
-        Source: SGLang 0.5.23, `SchedulePolicy._touch_waiting_prefixes`.
+        Source: SGLang 0.5.22, `SchedulePolicy._touch_waiting_prefixes`.
         """
         assert self._tree is not None
         if self._num_refreshes % PREFIX_REFRESH_INTERVAL == 0:

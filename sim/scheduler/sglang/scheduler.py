@@ -82,7 +82,6 @@ class SglangScheduler(SglangState):
 
     def _next_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         """Return the batch of the step: prompts, else all that run."""
-        makes_plans = self.settings.makes_plans
         self._drop_chunk()
         chunked, last, running = self.chunked, self._last, self.running_batch
         if chunked is not None:
@@ -92,7 +91,7 @@ class SglangScheduler(SglangState):
                 running.is_full = False
             self._merge(last)
         running = self.running_batch
-        if makes_plans:
+        if self.settings.patch >= 23:
             if running.filter():
                 running.is_full = False
         elif running.is_prefill_only:
@@ -126,7 +125,7 @@ class SglangScheduler(SglangState):
     def _drop_chunk(self) -> None:
         """Let go of a prompt that was withdrawn between two of its chunks.
 
-        Source: SGLang 0.5.23, `process_pending_chunked_abort`.
+        Source: SGLang 0.5.20, `process_pending_chunked_abort`.
         """
         entry, self._dropping = self._dropping, None
         if entry is not None:
@@ -138,9 +137,9 @@ class SglangScheduler(SglangState):
     def _finishing(self, entries: Iterable[Entry]) -> set[Entry]:
         """Return those whose queued result is their last by their limits.
 
-        Source: SGLang 0.5.23, `_reqs_finishing_inflight`.
+        Source: SGLang 0.5.22, `_reqs_finishing_inflight`.
         """
-        if not self.settings.makes_plans or self._queued_output is None:
+        if self.settings.patch < 22 or self._queued_output is None:
             return set()
         awaited = {entry for entry, _, _ in self._queued_output.entries}
         return {
@@ -154,7 +153,7 @@ class SglangScheduler(SglangState):
     def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         settings, running = self.settings, self.running_batch
         if settings.enable_priority_scheduling or (
-            settings.makes_plans and not running.entries
+            settings.patch >= 22 and not running.entries
         ):
             running.is_full = False
         if self.chunked is None and (running.is_full or not self.queue.entries):
@@ -184,7 +183,7 @@ class SglangScheduler(SglangState):
                 self.chunked = None
         preempted: list[Entry] = []
         self._take_waiting(adder, num_running, preempted, output)
-        if not adder.taken and settings.makes_plans:
+        if not adder.taken and settings.patch >= 22:
             for entry in preempted:
                 self.queue.enter(entry)
             return None
@@ -206,13 +205,14 @@ class SglangScheduler(SglangState):
         return batch
 
     def _mix(self, batch: ScheduleBatch, running: ScheduleBatch) -> None:
-        """Let those that run decode beside prompts; from 0.5.23 on if there is room."""
-        makes_plans = self.settings.makes_plans
+        """Let those that run decode beside prompts; from 0.5.22 on if there is room."""
         finishing = self._finishing(running.entries)
         running.filter(finishing)
         if finishing:
             running.is_full = False
-        if makes_plans and not (running.entries and self._has_room(running.entries)):
+        if self.settings.makes_plans and not running.entries:
+            return
+        if self.settings.patch >= 22 and not self._has_room(running.entries):
             return
         if running.entries:
             self.holdings.grow(running.entries)
@@ -235,9 +235,11 @@ class SglangScheduler(SglangState):
         most = self._num_admissible(num_running)
         for entry in self.queue.entries:
             if makes_plans:
-                if adder.state() is Added.OTHER:
-                    break
-                num_held = sum(each.slot >= 0 for each in adder.taken)
+                num_held = 0
+                if self.settings.patch >= 23:
+                    if adder.state() is Added.OTHER:
+                        break
+                    num_held = sum(each.slot >= 0 for each in adder.taken)
                 most = self._num_admissible(len(running.entries), num_held)
             if len(adder.taken) >= most:
                 running.is_full = True
@@ -252,7 +254,7 @@ class SglangScheduler(SglangState):
                 entry.table.clear()
             if added is not Added.CONTINUE:
                 if added is Added.NO_TOKEN:
-                    running.is_full = not makes_plans or bool(
+                    running.is_full = self.settings.patch < 22 or bool(
                         adder.taken or running.entries
                     )
                 break
@@ -266,7 +268,7 @@ class SglangScheduler(SglangState):
         if self.settings.patch < 12:
             return most
         num_rows = self.holdings.request_slots.num_free
-        return min(most, num_rows + num_held * self.settings.makes_plans)
+        return min(most, num_rows + num_held)
 
     # -- decode ---------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class SglangScheduler(SglangState):
             output.preemptions += found
             output.retracted.append(entry.request)
         if len(entries) == 1 and not self.holdings.has_room(entries):
-            # cannot be from 0.5.23 on, whose limits leave room for each alone
+            # cannot be from 0.5.22 on, whose limits leave room for each alone
             raise OutOfMemoryError(
                 "Failed to retract any request. No space left for only one request."
             )

@@ -21,8 +21,8 @@ IN_BATCH_PREFIX_TOKENS: Final = 32
 LONGEST_MATCHED_QUEUE: Final = 128
 FEW_REQUESTS: Final = 32
 PREFIX_REFRESH_INTERVAL: Final = 32
-FIRST_WITH_PLANS: Final = 23
-"""Its loop makes plans, and its tree is the unified one: 0.5.23."""
+FIRST_WITH_PLANS: Final = 20
+"""Their loop makes plans, and their tree is the unified one: 0.5.20 to 0.5.23."""
 """The release's environment variables, at their defaults: SGLang 0.5.9,
 ``environ.py`` and ``managers/schedule_policy.py``."""
 
@@ -86,7 +86,7 @@ class Settings:
     need_sort
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
-        0.5.9 to 0.5.12, or 0.5.23.
+        0.5.9 to 0.5.12, or 0.5.20 to 0.5.23.
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
 
@@ -202,7 +202,7 @@ class Settings:
 
     @property
     def makes_plans(self) -> bool:
-        """Whether it follows the rules of 0.5.23."""
+        """Whether it follows the rules of 0.5.20 and later."""
         return self.patch >= FIRST_WITH_PLANS
 
     @property

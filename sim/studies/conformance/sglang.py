@@ -92,7 +92,7 @@ class SglangDriver:
                 line |= self._call(step)
             except OutOfMemoryError as error:
                 self.ending = "died"
-                yield line | {"error": str(error)}
+                yield line | self._log.evictions() | {"error": str(error)}
                 return
             is_idle = line["mode"] == "idle"
             num_idle = num_idle + 1 if is_idle and line["waiting"] else 0
