@@ -27,6 +27,7 @@ from sim.hardware.capacity.sglang import (
     CONSTANTS_SOURCE as SGLANG_CONSTANTS_SOURCE,
 )
 from sim.hardware.capacity.sglang import (
+    encoder_warnings,
     is_sglang,
     sglang_memory,
     with_requests,
@@ -225,6 +226,7 @@ def _estimate_sglang(
         estimate,
         num_gpu_blocks_low=memory.num_blocks_low,
         num_gpu_blocks_high=memory.num_blocks_high,
+        warnings=estimate.warnings + encoder_warnings(arguments),
     )
 
 

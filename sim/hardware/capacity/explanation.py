@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import isclose
 from typing import TYPE_CHECKING
 
-from sim.hardware.capacity.sglang import is_sglang
+from sim.hardware.capacity.sglang import AITER_SHARE, is_sglang
 from sim.hardware.gpus import GIB
 
 if TYPE_CHECKING:
@@ -57,10 +58,12 @@ def _pool_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
 
 def _sglang_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
     """Return the bytes that SGLang takes off: a share of free memory, and no more."""
-    share = 1 - estimate.gpu_memory_utilization
     free = estimate.total_bytes - estimate.requested_bytes
+    share = free / (estimate.total_bytes - estimate.non_torch_bytes)
+    kept = (1 - share) / estimate.gpu_memory_utilization
+    factor = f"{AITER_SHARE:g} " if isclose(kept, AITER_SHARE, rel_tol=1e-4) else ""
     remark = (
-        f"and graphs: {share:.3g} of the rest (1 - mem_fraction_static"
+        f"and graphs: {share:.3g} of the rest (1 - {factor}mem_fraction_static"
         f"{_origin(estimate)})"
     )
     if estimate.requested_bytes <= 0:  # of an overridden pool

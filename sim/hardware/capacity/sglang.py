@@ -47,6 +47,11 @@ MARGIN_GIB: Final = 0.5
 """Memory of a GPU in use before the weights: 0.8 to 1.6 GiB in three published logs."""
 CONSTANTS_SOURCE: Final = "SGLang's own rule; CUDA context from three published logs"
 MAX_PREFILL_TOKENS: Final = 16_384
+AITER_SHARE: Final = 0.85
+_AITER_LONGER_THAN: Final = 8192
+_AITER_LATENT_HEADS: Final = (16, 128)
+"""What AITER, the attention of AMD's GPUs, takes of the share, of models that are
+longer; and heads of a rank with which it attends to latents."""
 _DRIVER_MIB: Final = {
     "t4": 15_360,
     "rtx_4090": 24_564,
@@ -229,11 +234,14 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
     weights = memory_parts(arguments).weights_bytes
     block_bytes = groups_of(arguments).layout.bytes_per_block
     total = round(driver_mib(arguments.gpu) * _MIB)
+    share = arguments.gpu_memory_utilization
+    if _attends_by_aiter(arguments):
+        share *= AITER_SHARE
 
     def parts_with(context_gib: float) -> MemoryParts:
         context = round(context_gib * GIB)
         before = total - context
-        left = round(before * (1 - arguments.gpu_memory_utilization))
+        left = round(before * (1 - share))
         return MemoryParts(
             requested_bytes=total - left,
             weights_bytes=weights,
@@ -252,6 +260,22 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
     )
 
 
+def _attends_by_aiter(arguments: EngineArguments) -> bool:
+    """Whether AITER attends, to sequences that are long.
+
+    Source: SGLang 0.5.9, ``server_args.py`` (`_handle_attention_backend_compatibility`)
+    and its defaults of backends; a share that is given is no other.
+    """
+    model = arguments.model
+    longest = arguments.max_model_len or model.max_position_embeddings
+    if not is_amd(arguments.gpu) or longest <= _AITER_LONGER_THAN:
+        return False
+    if model.kv_lora_rank is None:
+        return True
+    heads = model.num_attention_heads // arguments.tensor_parallel_size
+    return heads in _AITER_LATENT_HEADS and not model.index_num_heads
+
+
 def refuse_layers(model: ModelArchitecture) -> None:
     """Refuse models whose layers do not cache every token alike."""
     unlike = model.num_sliding_layers + model.num_state_layers
@@ -261,6 +285,21 @@ def refuse_layers(model: ModelArchitecture) -> None:
             f"has {unlike} with a window or a state, whose pools are not built; use "
             f"another model, or a vLLM release"
         )
+
+
+def encoder_warnings(arguments: EngineArguments) -> tuple[str, ...]:
+    """Return what is not counted of the default share of a model with an encoder.
+
+    Source: SGLang 0.5.9, ``server_args.py`` (`adjust_mem_fraction_for_vlm`).
+    """
+    is_own = "gpu_memory_utilization" in arguments.defaults
+    if not (is_own and arguments.model.has_encoder):
+        return ()
+    return (
+        "SGLang takes up to a quarter off the default mem_fraction_static of a model "
+        "with an encoder, by the size of its tower, which is not built: the pool is "
+        "smaller; give mem_fraction_static",
+    )
 
 
 def with_requests(arguments: EngineArguments, num_tokens: int) -> EngineArguments:

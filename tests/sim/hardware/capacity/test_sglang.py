@@ -210,6 +210,40 @@ def test_later_releases_leave_room_for_graphs_of_prompts(
     assert found.num_gpu_blocks_low < found.num_gpu_blocks < found.num_gpu_blocks_high
 
 
+def test_aiter_takes_a_share_where_it_attends_to_long_sequences() -> None:
+    """On AMD's GPUs, of models with as many heads a rank as it knows latents of."""
+    given = {"engine_version": "0.5.20", "gpu_memory_utilization": 0.6}
+    found = estimate("Qwen/Qwen3-0.6B", "mi355x", 1, **given)
+    assert found.kv_cache_tokens == pytest.approx(1_360_288, rel=0.01)  # of 0.5.17
+
+    def left_gib(model: str, tp: int, max_model_len: int) -> float:
+        found = estimate(model, "mi300x", tp, max_model_len=max_model_len)
+        return (found.total_bytes - found.requested_bytes) / GIB
+
+    for model, tp in ((LLAMA, 1), ("deepseek-ai/DeepSeek-V3", 8)):
+        share = estimate(model, "mi300x", tp).gpu_memory_utilization
+        short, long = (left_gib(model, tp, each) for each in (8192, 8193))
+        free_gib = short / (1 - share)
+        assert long == pytest.approx(free_gib * (1 - 0.85 * share))
+    assert left_gib("deepseek-ai/DeepSeek-V3", 4, 8193) == pytest.approx(
+        left_gib("deepseek-ai/DeepSeek-V3", 4, 8192)
+    )
+    told = format_capacity(estimate(LLAMA, "mi300x", 1))
+    assert "0.263 of the rest (1 - 0.85 mem_fraction_static, the release's" in told
+
+
+def test_an_encoder_is_told_to_take_of_the_default_share() -> None:
+    model, said = "Qwen/Qwen3-VL-30B-A3B-Instruct", "a model with an encoder"
+    for more, is_told in (
+        ({}, True),
+        ({"gpu_memory_utilization": 0.7}, False),
+        ({"num_gpu_blocks_override": 4096}, False),
+    ):
+        told = " ".join(estimate(model, "h200_sxm", 1, **more).warnings)
+        assert (said in told) == is_told
+    assert said not in " ".join(estimate(LLAMA, "h100_sxm", 1).warnings)
+
+
 def test_small_pools_and_limits_that_are_given() -> None:
     assert most_requests(100, 4096, None) == 50
     assert most_requests(100, 4096, 7) == 7
