@@ -14,6 +14,7 @@ from workloads.plain import parse_yaml
 
 _NAMING_KEYS = frozenset(
     {"kind", "type", "scheduler", "evictor", "preemption_victim", "admission"}
+    | {"cost", "router", "decode_router", "decider"}
 )
 _FETCH = "see 'kvsim workload fetch --help'"
 

@@ -14,7 +14,7 @@ from sim.config.pairs import (
     ProxyTable,
     check_roles,
 )
-from sim.config.types import ConfigTable, Kind
+from sim.config.types import ConfigTable, Named
 from sim.hardware.gpus import price_name, priced_by_name
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ class FleetTable(ConfigTable):
     """Pools of engines, and what chooses the engine of each request."""
 
     pools: Annotated[list[PoolTable], Field(min_length=1)]
-    router: Kind = Field(default_factory=lambda: {"kind": "round_robin"})
+    router: Named = Field(default_factory=lambda: {"kind": "round_robin"})
     events: list[EventTable] = Field(default_factory=list)
     autoscaler: Annotated[
         Annotated[list[AutoscalerTable], Field(min_length=1)] | None,
         BeforeValidator(as_list),
     ] = None
-    decode_router: Kind | None = None
+    decode_router: Named | None = None
     proxy: ProxyTable | None = None
     connector: ConnectorTable | None = None
     links: LinksTable | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
-from sim.config.types import ConfigTable, Kind, Positive
+from sim.config.types import ConfigTable, Named, Positive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class ProxyTable(ConfigTable):
     """In which order engines are chosen, and which prompts a prefiller computes."""
 
     order: str = ORDERS[0]
-    decider: Kind = Field(default_factory=lambda: {"kind": "always"})
+    decider: Named = Field(default_factory=lambda: {"kind": "always"})
 
     @model_validator(mode="after")
     def _known(self) -> ProxyTable:

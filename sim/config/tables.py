@@ -16,7 +16,7 @@ from sim.config.hints import one_line, refuse_other_kind
 from sim.config.pair_tiers import check_tiers
 from sim.config.pairs import PAIR_KEYS, check_drafters, check_flow
 from sim.config.plugins import refuse_plugins
-from sim.config.types import ConfigTable, Kind, Limit
+from sim.config.types import ConfigTable, Limit, Named
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.gpus import price_name
@@ -53,7 +53,7 @@ class RunConfig(ConfigTable):
 
     workload: WorkloadConfig
     engine: EngineConfig
-    cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
+    cost: Named = Field(default_factory=lambda: {"kind": "roofline"})
     cost_intervals: bool = True
     goodput: GoodputConfig | None = None
     objectives: dict[str, Any] | None = None

@@ -9,6 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Kind = dict[str, Any]
+Named = Annotated[
+    Kind,
+    BeforeValidator(lambda value: {"kind": value} if type(value) is str else value),
+]
+"""A table with a kind, or the kind alone."""
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Limit = Annotated[float, Field(gt=0)]
 

@@ -20,7 +20,7 @@ from sim.config.files import Overrides, find_files, found_path, override, read_y
 from sim.config.hints import one_line, refuse_other_kind
 from sim.config.plug import did_you_mean
 from sim.config.plugins import refuse_plugins
-from sim.config.types import ConfigTable, Kind, Positive
+from sim.config.types import ConfigTable, Kind, Named, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.gpus import price_name, priced_by_name
@@ -201,7 +201,7 @@ class PlanConfig(ConfigTable):
     candidates: dict[str, Any] | list[dict[str, Any]]
     objectives: dict[str, Any]
     prices: dict[str, Any]
-    cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
+    cost: Named = Field(default_factory=lambda: {"kind": "roofline"})
     profiles: dict[str, str] = Field(default_factory=dict)
     cost_band: Annotated[float, Field(ge=0, lt=1)] = 0.15
     search: SearchConfig = Field(default_factory=SearchConfig)

@@ -127,7 +127,7 @@ def controls_of(data: Mapping[str, Any], config: RunConfig) -> tuple[Control, ..
         *_host_memory(config.engine),
         *_drafts(data, config),
         *_fleet(data),
-        *_numbers(data.get("cost") or {}, "cost", "cost"),
+        *_numbers(config.cost, "cost", "cost"),
         _typed("seed", "run", RunConfig.model_fields["seed"], config.seed, "run"),
     ]
     known = {each.key: each for each in found if each is not None}

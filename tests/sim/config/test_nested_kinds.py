@@ -57,6 +57,30 @@ def told(data: dict[str, Any]) -> list[tuple[float, int, int]]:
     ]
 
 
+def test_a_kind_may_stand_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine: ...\n")
+    fleet = {
+        "pools": [
+            {"name": name, "role": name, "replicas": 1}
+            for name in ("prefill", "decode")
+        ],
+        "router": "session",
+        "decode_router": "mine.py:Mine",
+        "proxy": {"decider": "always"},
+        "links": {"interconnect": "infiniband_ndr"},
+    }
+    path = write(tmp_path, minimal() | {"cost": "roofline", "fleet": fleet})
+    config = load_config(path)
+    assert config.cost == {"kind": "roofline"}
+    assert config.fleet is not None
+    assert config.fleet.router == {"kind": "session"}
+    assert config.fleet.decode_router == {"kind": f"{tmp_path / 'mine.py'}:Mine"}
+    assert config.fleet.proxy is not None
+    assert config.fleet.proxy.decider == {"kind": "always"}
+    with pytest.raises(ConfigError, match="router: should be a table of keys"):
+        load_config(path, {"fleet.router": 3})
+
+
 def test_a_trace_within_arrivals_and_lengths(trace: str) -> None:
     azure = {"kind": "azure", "path": trace}
     replay = {"kind": "replay", "trace": azure, "window": [4, None]}
