@@ -67,13 +67,14 @@ class Results:
         return f"<Results: {told['title']}; {done}>"
 
     def write(self, directory: Path | str, *, itl: bool = False) -> None:
-        """Write configuration, summary and tables into a folder that exists.
+        """Write configuration, summary and tables into a folder, made where missing.
 
         The same configuration gives the same bytes (invariant 5), whether the steps
         were kept in memory or went to disk as they came; steps that lie there already
         stay. With `itl`, ``itl.parquet`` says when each token came.
         """
         directory, recording = Path(directory), self.recording
+        directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.yaml", self.config.to_yaml())
         write_json(directory / "summary.json", self.summary)
         tables = {

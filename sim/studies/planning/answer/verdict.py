@@ -258,6 +258,14 @@ def _confidence(each: Mapping[str, Any]) -> str:
         f"a confidence of {rate['confidence']:.0%}."
     )
     steps = [text for text in each["extrapolated"] if text.startswith("step times")]
+    wide = [text for text in each["extrapolated"] if text.startswith("KV blocks")]
+    if wide:  # the reasons are those of kvsim capacity
+        blocks = wide[0].split(": ")[1]
+        told += (
+            f" Its pool is taken to have {each['num_gpu_blocks']:,} KV blocks, and may "
+            f"have {blocks} (kvsim capacity says why): with what an engine's log says, "
+            "set engine.num_gpu_blocks_override."
+        )
     return told + (f" {_sentence(steps[0])}" if steps else "")
 
 

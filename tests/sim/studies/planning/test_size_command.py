@@ -240,6 +240,16 @@ def test_an_engine_that_holds_the_traffic_in_some_seeds_only_is_said_so() -> Non
         "One such engine does not hold it in every simulation: the most that it holds "
         "is 6.5 requests/s (5 to 7 from seed to seed; 6 asked)."
     )
+    assert "KV blocks" not in verdict_of(plan).confidence
+    candidate |= {
+        "num_gpu_blocks": 2291,
+        "extrapolated": ["KV blocks: 586 to 3,402: x"],
+    }
+    assert verdict_of(plan).confidence.endswith(
+        " Its pool is taken to have 2,291 KV blocks, and may have 586 to 3,402 (kvsim "
+        "capacity says why): with what an engine's log says, set "
+        "engine.num_gpu_blocks_override."
+    )
 
 
 def test_candidates_of_one_gpu_are_told_apart_by_their_settings() -> None:
