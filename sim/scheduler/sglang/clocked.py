@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache.sglang.allocator import SlotAllocator, SlotCounts
@@ -11,7 +12,7 @@ from sim.scheduler.sglang.requests import Mode, SglangOutput
 from sim.scheduler.sglang.scheduler import SglangScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Iterable, Sequence, Sized
 
     from sim.scheduler.base import CacheUsage, Preemption
     from sim.scheduler.request import Request
@@ -114,7 +115,10 @@ class ClockedSglangScheduler(SglangScheduler):
         self.num_recomputed_tokens = 0
         self._awaited: list[_Awaited] = []
         self._has_ended = False  # a request that stands in the running batch
+        self._limits: list[tuple[int, int, Entry, int]] = []  # see `_join`
+        self._left: set[Entry] = set()  # off the clock, their last output awaited
         self._next_order = 0
+        self._reordered: list[Entry] = []  # as soon as outputs of before are processed
         self._output = SglangOutput()
 
     @staticmethod
@@ -122,7 +126,6 @@ class ClockedSglangScheduler(SglangScheduler):
         """Return why decodes are looked at one by one, empty if they are not."""
         del cache
         for reason, is_known in (
-            ("with SGLang 0.5.20 or later", not settings.makes_plans),
             ("with enable_mixed_chunk", not settings.is_mixed),
             ("with priorities", not settings.enable_priority_scheduling),
             ("with max_queued_requests", settings.max_queued_requests is None),
@@ -173,6 +176,7 @@ class ClockedSglangScheduler(SglangScheduler):
         self.num_recomputed_tokens = 0
         shape: Shape = _EMPTY
         if batch is None:
+            self.passed_over = list(clock.entries)
             self._awaited.append(_Awaited(None, step))
         elif batch.mode is Mode.DECODE:
             output.mode = Mode.DECODE
@@ -198,12 +202,38 @@ class ClockedSglangScheduler(SglangScheduler):
             if entry is batch.chunked:
                 continue
             request = entry.request
-            request.order = self._next_order
-            self._next_order += 1
+            self._put_last(request)
             if not entry.is_ended:
                 self.completing.append(request)
             elif self._is_ahead:  # in the next batch, too
-                clock.join(entry)
+                self._join(entry)
+
+    def _put_last(self, request: Request) -> None:
+        """Let a request stand behind all others in the order of the batch."""
+        request.order = self._next_order
+        self._next_order += 1
+
+    def _take_order(self) -> None:
+        """Let requests stand as a retraction has sorted them."""
+        for entry in self._reordered:
+            self._put_last(entry.request)
+        self._reordered = []
+
+    def _join(self, entry: Entry) -> None:
+        """Put a request onto the clock.
+
+        A heap has the tick in which it decodes no more if its limit ends it: the output
+        of the one before is its last.
+        """
+        self.clock.join(entry)
+        if self._is_ahead and self.settings.patch >= 22:
+            request = entry.request
+            base_tokens = request.base_tokens
+            num_most = entry.num_prompt_tokens + entry.max_new_tokens
+            heappush(
+                self._limits,
+                (num_most - 1 - base_tokens, request.order, entry, base_tokens),
+            )
 
     def schedule(self, now_s: float) -> SglangOutput:
         return self.output(self.form(now_s))
@@ -255,6 +285,8 @@ class ClockedSglangScheduler(SglangScheduler):
             num_decodes * size
         )
         num_steps = num_rounds if size == 1 else (num_rounds - 1) * size
+        if self._limits:
+            num_steps = min(num_steps, self._limits[0][0] - self.clock.tick)
         return min(max(num_steps, 0), most)
 
     def advance(self, num_steps: int) -> list[int]:
@@ -284,6 +316,23 @@ class ClockedSglangScheduler(SglangScheduler):
         slots.take_pages(num_pages)
         self.holdings.num_pages += num_pages
 
+    def _finishing(self, entries: Iterable[Entry]) -> set[Entry]:
+        """Return those whose awaited output is their last, and take them off the clock.
+
+        Those that have ended, or were retracted, are not on it, or not as they were.
+        """
+        del entries  # all on the clock
+        clock, limits, found = self.clock, self._limits, set()
+        while limits and limits[0][0] <= clock.tick:
+            _, _, entry, base_tokens = heappop(limits)
+            request = entry.request
+            if request in clock.entries and request.base_tokens == base_tokens:
+                found.add(entry)
+                clock.write((entry,))
+                clock.leave(request)
+        self._left |= found
+        return found
+
     def _decode_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         self._has_ended = False
         return super()._decode_batch(output)
@@ -311,6 +360,9 @@ class ClockedSglangScheduler(SglangScheduler):
             clock.fill(entry)
         before = {entry.request: entry for entry in self.running_batch.entries}
         super()._retract(output)
+        self._reordered = self.running_batch.entries
+        if not self._awaited:
+            self._take_order()
         for request in before.keys() - {e.request for e in self.running_batch.entries}:
             clock.forget(before[request])
 
@@ -319,7 +371,7 @@ class ClockedSglangScheduler(SglangScheduler):
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
         for request in requests:
-            self.clock.join(self._entries[request])
+            self._join(self._entries[request])
         self.completing = []
 
     def note_known(self, requests: Sequence[Request]) -> None:
@@ -340,11 +392,11 @@ class ClockedSglangScheduler(SglangScheduler):
         if batch.mode is Mode.DECODE:
             entries = [self._entries[request] for request in finished]
             if self._ending:
-                decoded = self.clock.entries
+                decoded, left = self.clock.entries, self._left
                 entries += [
                     entry
                     for entry in self._ending
-                    if entry.request in decoded
+                    if (entry.request in decoded or entry in left)
                     and entry.request.joined_step < batch.step
                 ]
                 entries.sort(key=lambda entry: entry.request.order)
@@ -354,6 +406,7 @@ class ClockedSglangScheduler(SglangScheduler):
                 entries.append(entry)
         self._processing = output, entries
         super().update(finished)
+        self._take_order()
 
     def _end(self, entry: Entry) -> None:
         if entry.request in self.clock.entries:
@@ -361,6 +414,7 @@ class ClockedSglangScheduler(SglangScheduler):
             self._has_ended = True
             later = self._awaited
             self.num_wasted_tokens += bool(later and later[-1].mode is Mode.DECODE)
+        self._left.discard(entry)
         super()._end(entry)
 
     # -- into the engine's terms ----------------------------------------------
