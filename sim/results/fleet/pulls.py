@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from sim.results import schema
-from sim.results.metrics import distribution_ms
+from sim.results.metrics import SERVED, distribution_ms
 from sim.results.recording.drafts import DraftRecorder
 from sim.results.recording.recorder import Recorder
 from sim.results.recording.transfers import OffloadRecorder, busy_s, with_loads
@@ -257,7 +257,11 @@ def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
     requests, transfers = recording.request_table, recording.transfer_table
     assert transfers is not None
     pulls = pulls_of(transfers)
-    split = {part: distribution_ms(part, requests[f"ttft_{part}_s"]) for part in PARTS}
+    is_served = requests.is_one_of("status", SERVED)  # as of all latencies
+    split = {
+        part: distribution_ms(part, requests[f"ttft_{part}_s"], is_served)
+        for part in PARTS
+    }
     begin_s, end_s = pulls["begin_s"], pulls["end_s"]
     spans_s = end_s - begin_s
     has_failed = pulls.is_one_of("kind", ["failed_pull"])
@@ -294,7 +298,10 @@ def pull_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     means_ms = {part: split[part][f"mean_{part}_ms"] for part in PARTS}
     if None not in means_ms.values():  # a request had a first token
         means = (f"{part} {value:,.0f}" for part, value in means_ms.items())
-        yield "mean TTFT of", f"{', '.join(means)} ms"
+        front, ways = summary["front_end"], ("client_to_queue_s", "token_to_client_s")
+        beyond_ms = 1e3 * sum(front[way] for way in ways)
+        told = f", and {beyond_ms:,.0f} ms in the front end" if beyond_ms else ""
+        yield "mean TTFT of", f"{', '.join(means)} ms{told}"
     moved = summary["transfers"]
     if moved["num_transfers"]:
         yield (

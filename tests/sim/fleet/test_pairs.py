@@ -18,6 +18,7 @@ from sim.fleet.network import Network
 from sim.fleet.pairs import Pairs, side_of
 from sim.fleet.pulls import ConsumerSteps, ProducerSteps
 from sim.fleet.routers.llm_d import LlmD
+from sim.results.summary.rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.views.plots.accessor import figures_of
 from sim.views.plots.run.fleets import engines_figure, has_pools, pools_figure
@@ -103,6 +104,23 @@ def test_each_request_goes_to_two_engines(ahead: bool) -> None:
     assert summary["transfers"]["num_expired"] == 0
     means = [summary["ttft_split"][part][f"mean_{part}_ms"] for part in parts]
     assert sum(means) == pytest.approx(summary["mean_ttft_ms"])
+
+
+def test_the_parts_of_ttft_are_those_of_requests_that_were_served() -> None:
+    """As its mean is: not also of those that gave up behind their first token."""
+    client = {"timeout_s": 0.6, "max_retries": 0}
+    front = {"client_to_queue_s": 0.01, "token_to_client_s": 0.02}
+    data = data_of(TIGHT, fleet_of(1, 1), 90, 60.0) | {"front_end": front}
+    data["workload"]["client"] = client
+    results = Simulation(parse_config(data)).run()
+    told, requests = results.summary, results.requests
+    gave_up = requests["status"] == "finished_aborted"
+    assert requests["first_token_s"][gave_up].notna().sum() > 3
+    parts = ["queue", "prefill", "transfer", "decode"]
+    means_ms = [told["ttft_split"][part][f"mean_{part}_ms"] for part in parts]
+    assert sum(means_ms) + 30.0 == pytest.approx(told["mean_ttft_ms"])
+    rows = dict(summary_rows(told))
+    assert rows["mean TTFT of"].endswith(" ms, and 30 ms in the front end")
 
 
 @pytest.mark.parametrize(("given", "ahead"), [(None, True), (False, False)])
