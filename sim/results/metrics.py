@@ -36,6 +36,14 @@ def quantity(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def in_words(times_ms: Sequence[float | None], digits: int) -> tuple[list[str], str]:
+    """Return times as texts, and their unit: s where one of them has 100 s or more."""
+    is_long = any(each is not None and each >= 1e5 for each in times_ms)
+    scale, unit = (1e3, "s") if is_long else (1.0, "ms")
+    texts = ["-" if n is None else f"{n / scale:,.{digits}f}" for n in times_ms]
+    return texts, unit
+
+
 def is_served(statuses: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which requests were served to their end: not rejected, not aborted."""
     return np.isin(statuses, SERVED)

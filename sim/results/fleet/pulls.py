@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from sim.results import schema
-from sim.results.metrics import SERVED, distribution_ms
+from sim.results.metrics import SERVED, distribution_ms, in_words
 from sim.results.recording.drafts import DraftRecorder
 from sim.results.recording.recorder import Recorder
 from sim.results.recording.transfers import OffloadRecorder, busy_s, with_loads
@@ -295,20 +295,22 @@ def pull_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the parts of TTFTs, where prefill and decode are apart."""
     if (split := summary.get("ttft_split")) is None:
         return
-    means_ms = {part: split[part][f"mean_{part}_ms"] for part in PARTS}
-    if None not in means_ms.values():  # a request had a first token
-        means = (f"{part} {value:,.0f}" for part, value in means_ms.items())
+    means_ms = [split[part][f"mean_{part}_ms"] for part in PARTS]
+    if None not in means_ms:  # a request had a first token
         front, ways = summary["front_end"], ("client_to_queue_s", "token_to_client_s")
         beyond_ms = 1e3 * sum(front[way] for way in ways)
-        told = f", and {beyond_ms:,.0f} ms in the front end" if beyond_ms else ""
-        yield "mean TTFT of", f"{', '.join(means)} ms{told}"
+        texts, unit = in_words([*means_ms, beyond_ms], 0)
+        parts = map(" ".join, zip(PARTS, texts, strict=False))
+        told = f", and {texts[-1]} {unit} in the front end" if beyond_ms else ""
+        yield "mean TTFT of", f"{', '.join(parts)} {unit}{told}"
     moved = summary["transfers"]
     if moved["num_transfers"]:
+        (mean,), unit = in_words([moved["mean_transfer_ms"]], 1)
         yield (
             "transfers",
             f"{moved['num_transfers']:,}, {moved['num_bytes'] / 1e9:,.1f} GB, mean "
-            f"{moved['mean_transfer_ms']:,.1f} ms; {moved['num_in_flight_mean']:.2f} "
-            f"under way, {moved['num_in_flight_max']:,} at most; "
+            f"{mean} {unit}; {moved['num_in_flight_mean']:.2f} under way, "
+            f"{moved['num_in_flight_max']:,} at most; "
             f"{moved['num_failed']:,} failed"
             + (
                 f", {moved['num_expired']:,} leases ended"

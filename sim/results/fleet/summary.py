@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.fleet.ranks import waits_in_words
-from sim.results.metrics import cache_and_queues, latencies, quantity, throughput
+from sim.results.metrics import (
+    cache_and_queues,
+    in_words,
+    latencies,
+    quantity,
+    throughput,
+)
 from workloads.sums import added
 
 if TYPE_CHECKING:
@@ -210,7 +216,8 @@ def fleet_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 else f"{pool['num_prompts']:,} prompts for others"
             )
             if pool["role"] != "prefill" and pool["mean_ttft_ms"] is not None:
-                served += f"; mean TTFT {pool['mean_ttft_ms']:,.0f} ms"
+                (mean,), unit = in_words([pool["mean_ttft_ms"]], 0)
+                served += f"; mean TTFT {mean} {unit}"
             preempted = pool["num_preemptions"]
             text = (
                 f"{_number(pool)} of {pool_size(pool)}, {served}, KV cache usage "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.results.fleet.pulls import pull_rows
 from sim.results.fleet.ranks import ONE, parts_of, waits_in_words
 from sim.results.fleet.summary import fleet_rows, pool_size
+from sim.results.metrics import in_words
 from sim.results.recording.drafts import draft_rows
 from sim.results.recording.transfers import transfer_rows
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
@@ -176,12 +177,12 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not numbers["completed"]:
             yield f"class {name}", f"0 of {numbers['num_requests']:,} completed"
             continue
-        parts = (
-            f"{label} p50 {numbers[f'p50_{key}_ms']:,.0f}, "
-            f"p95 {numbers[f'p95_{key}_ms']:,.0f}, "
-            f"p99 {numbers[f'p99_{key}_ms']:,.0f} ms"
-            for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
-        )
+        parts = []
+        for key, label in (("ttft", "TTFT"), ("e2el", "E2E")):
+            ranks = ("p50", "p95", "p99")
+            texts, unit = in_words([numbers[f"{rank}_{key}_ms"] for rank in ranks], 0)
+            told = map(" ".join, zip(ranks, texts, strict=True))
+            parts.append(f"{label} {', '.join(told)} {unit}")
         yield f"class {name}", f"{numbers['completed']:,} completed; {'; '.join(parts)}"
 
 
@@ -238,5 +239,5 @@ def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the latencies as a name and a text for each of `SHOWN_STATISTICS`."""
     for latency in LATENCIES.values():
         keys = (f"{each}_{latency.key}_ms" for each in SHOWN_STATISTICS)
-        numbers = (summary[key] for key in keys)
-        yield latency.label, *("-" if n is None else f"{n:,.1f}" for n in numbers)
+        texts, unit = in_words([summary[key] for key in keys], 1)
+        yield latency.label if unit == "ms" else f"{latency.label} ({unit})", *texts

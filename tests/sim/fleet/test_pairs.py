@@ -457,6 +457,17 @@ def slow_links(**more: Any) -> dict[str, Any]:
     return fleet_of(links={"bytes_per_s": 2e8}, **more)
 
 
+def test_a_run_of_which_every_pull_failed_is_told() -> None:
+    """There is no mean of those that did not fail; the line ended in a traceback."""
+    fleet = fleet_of(
+        *(2, 1), events=[event(2.0, "die", 0)], links={"bytes_per_s": 1e6}
+    ) | {"connector": {"kv_load_failure_policy": "recompute"}}
+    results = checked(simulation_of(fleet, num_requests=1))
+    told = dict(summary_rows(results.summary))["transfers"]
+    assert told.startswith("1, 0.0 GB, mean - ms; ")
+    assert told.endswith(" 1 failed, 0 leases ended")
+
+
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_a_prefiller_dies_while_others_read(policy: str) -> None:
     events = [event(0.4, "die", 0), event(0.9, "start", 0)]

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.results.metrics import distribution_ms
+from sim.results.metrics import distribution_ms, in_words
+from sim.results.schema import LATENCIES, SHOWN_STATISTICS
+from sim.results.summary.rows import latency_rows
 from sim.results.tables.percentiles import percentiles
 
 pairs = st.lists(
@@ -38,3 +40,15 @@ def test_a_distribution_leaves_out_what_was_not_measured() -> None:
     assert numbers["mean_ttft_ms"] == pytest.approx(2.0)
     assert numbers["p99_ttft_ms"] == pytest.approx(2.98)
     assert distribution_ms("tpot", np.array([np.nan]))["p50_tpot_ms"] is None
+
+
+def test_long_times_are_told_in_seconds() -> None:
+    assert in_words([12.3, 99_999.0], 0) == (["12", "99,999"], "ms")
+    assert in_words([12.3, 100_000.0], 0) == (["0", "100"], "s")
+    assert in_words([4.5e6, None], 1) == (["4,500.0", "-"], "s")
+    assert in_words([None], 1) == (["-"], "ms")
+    shown = [f"{each}_{of}_ms" for of in LATENCIES for each in SHOWN_STATISTICS]
+    summary = dict.fromkeys(shown, 25.0) | {"p99_e2el_ms": 5.2e6}
+    *others, last = latency_rows(summary)
+    assert others[0] == ("TTFT", "25.0", "25.0", "25.0", "25.0", "25.0")
+    assert last == ("E2E (s)", "0.0", "0.0", "0.0", "0.0", "5,200.0")
