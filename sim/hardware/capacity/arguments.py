@@ -105,15 +105,27 @@ class EngineArguments:
     @property
     def has_second_model_runner(self) -> bool:
         """Whether the release's second model runner serves the model."""
-        return self._has_runner_for_drafts and any(
-            self.engine_minor >= first and self._is_served(model_types)
-            for first, model_types in constants.SECOND_RUNNER_MODEL_TYPES
+        return self._has_runner_for_drafts and (
+            self._is_served_early
+            or any(
+                self.engine_minor >= first and self._is_served(model_types)
+                for first, model_types in constants.SECOND_RUNNER_MODEL_TYPES
+            )
         )
 
     def _is_served(self, model_types: frozenset[str] | None) -> bool:
         model = self.model
         is_plain = not (model.num_experts or model.state_shape)
         return is_plain or model_types is None or model.model_type in model_types
+
+    @property
+    def _is_served_early(self) -> bool:
+        model_types = constants.EARLY_SECOND_RUNNER_MODEL_TYPES
+        return (
+            self.engine_minor >= constants.FIRST_SECOND_RUNNER_MINOR
+            and self.model.model_type in model_types
+            and not self.quantization
+        )
 
     @property
     def _has_runner_for_drafts(self) -> bool:

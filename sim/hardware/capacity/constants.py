@@ -89,9 +89,14 @@ SECOND_RUNNER_MODEL_TYPES = (
     (25, frozenset({"deepseek_v2", "granitemoe", "qwen2_moe"})),
 )
 """Models with experts or states that the second model runner serves, by release; None:
-all. It serves all others from the earlier of the two releases on, and is the choice for
-a few architectures before, which are left out. Source: vLLM 0.22 to 0.33,
-``config/vllm.py`` (`use_v2_model_runner`)."""
+all. It serves all others from the earlier of the two releases on. Source: vLLM 0.22 to
+0.33, ``config/vllm.py`` (`use_v2_model_runner`)."""
+FIRST_SECOND_RUNNER_MINOR = 23
+EARLY_SECOND_RUNNER_MODEL_TYPES = frozenset({"llama", "mistral", "qwen3"})
+"""Models that it serves from the former release on, unless quantised. Source:
+architectures in ``config/vllm.py`` of 0.23, and CPU logs of 0.23 (Qwen3) and 0.24
+(Llama) that want it and lack Triton; one of Qwen2.5 in 0.24 has the first. That 0.22
+gave Qwen3 to it was not seen."""
 FIRST_SECOND_RUNNER_HEADS_MINOR = 25
 FIRST_SECOND_RUNNER_DRAFTERS_MINOR = 31
 FIRST_SECOND_RUNNER_NGRAMS_MINOR = 32

@@ -126,6 +126,7 @@ def test_models_with_experts_have_the_second_model_runner_from_0_29_on() -> None
 # 1.18 GiB and Qwen2.5-0.5B 0.25; with the code cached Qwen3-8B 0.19: their embeddings
 # are 1.16 and 0.25 GiB.
 QWEN3_8B = {"gpu": "rtx_4090", "model": "Qwen/Qwen3-8B", "max_model_len": 8_192}
+QWEN3_8B_LONG = QWEN3_8B | {"max_model_len": 32_768, "use_flashinfer_sampler": False}
 SMALL = {"gpu": "rtx_4090", "model": "Qwen/Qwen2.5-0.5B-Instruct"}
 QWEN3_4B = {"gpu": "rtx_5090", "model": "Qwen/Qwen3-4B", "max_model_len": 8_192}
 QWEN3_4B |= {"weights_gib": 7.64}
@@ -140,6 +141,15 @@ QWEN3_4B |= {"weights_gib": 7.64}
             QWEN3_8B | {"warm_compile_cache": True},
             5.911,
             0.004,
+        ),
+        # 36,992 and 43,888 tokens of a card that keeps one sequence of 32,768: it
+        # keeps nothing for graphs, as the second model runner does not
+        (("0.24.0", 23.516, 0.92), QWEN3_8B_LONG, 5.08, 0.006),
+        (
+            ("0.24.0", 23.516, 0.92),
+            QWEN3_8B_LONG | {"warm_compile_cache": True},
+            6.027,
+            0.006,
         ),
         (("0.27.1", 23.99, 0.85), SMALL, 18.65, 0.015),
         (
@@ -227,6 +237,30 @@ def test_logs_of_later_releases(
     assert abs(error) <= known_error
     held = pool_gib * GIB / found.block_bytes
     assert found.num_gpu_blocks_low <= held <= found.num_gpu_blocks_high
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "first"),
+    [
+        ("Qwen/Qwen3-8B", None, 23),
+        ("meta-llama/Llama-3.1-8B-Instruct", None, 23),
+        ("mistralai/Mistral-7B-Instruct-v0.3", None, 23),
+        ("Qwen/Qwen3-8B", "fp8", 25),
+        ("Qwen/Qwen2.5-7B-Instruct", None, 25),
+        ("Qwen/Qwen3-30B-A3B", None, 29),
+    ],
+)
+def test_the_second_model_runner_by_release_and_model(
+    model: str, quantization: str | None, first: int
+) -> None:
+    """It takes graphs for nothing before 0.29, the first does not from 0.21 on."""
+    kept = {
+        minor: estimate_capacity(
+            model, "h100_sxm", quantization=quantization, engine_version=f"0.{minor}"
+        ).cuda_graph_bytes
+        for minor in range(22, 29)
+    }
+    assert [minor for minor, held in kept.items() if not held] == list(range(first, 29))
 
 
 def test_that_the_first_start_compiles_is_told() -> None:
