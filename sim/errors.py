@@ -32,7 +32,15 @@ class SchedulerError(UserError):
 
 
 class EngineDiedError(SchedulerError):
-    """A real engine would end here; the message is its own."""
+    """A real engine would end here; the message is its own.
+
+    Attributes
+    ----------
+    at_s
+        When, by the engine's own clock, in seconds; None until that is known.
+    """
+
+    at_s: float | None = None
 
 
 class SwapSpaceError(UserError):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 from simpy.events import Event
 
+from sim.errors import EngineDiedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -64,6 +66,14 @@ class Clock(simpy.Environment):
 
     def __init__(self, initial_time: float = 0.0) -> None:
         super().__init__(initial_time)  # SimPy's own is an int, as results would show
+
+    def run(self, until: float | Event | None = None) -> Any:
+        try:
+            return super().run(until)
+        except EngineDiedError as error:
+            if error.at_s is None:  # not by another clock
+                error.at_s = self.now
+            raise
 
     def next_turn_s(self) -> float:
         """Return when others have their turn next, in seconds."""
@@ -171,6 +181,9 @@ class LoneClock(Clock):
         self.next_s = inf
         try:
             self._go_on()
+        except EngineDiedError as error:
+            error.at_s = self._now
+            raise
         except StopIteration:
             self._done.succeed()
             self.step()

@@ -331,7 +331,7 @@ class Simulation:
             raise ConfigError(f"engine.{where}: {error}; mend your class") from error
         except EngineDiedError as error:
             raise EngineDiedError(
-                f"an engine dies at {self.env.now:,.3f} s, as the real one does, and "
+                f"an engine dies at {error.at_s:,.3f} s, as the real one does, and "
                 f"with it the run: {error}"
             ) from error
         except RuntimeError:

@@ -130,7 +130,8 @@ def test_prompts_are_handed_on_within_a_generation() -> None:
         parse_config(data_of({}, fleet))
 
 
-def test_a_death_as_the_real_engine_dies_names_its_time() -> None:
+@pytest.mark.parametrize("router", [None, "round_robin", "least_requests", "llm_d"])
+def test_a_death_as_the_real_engine_dies_names_its_time(router: str | None) -> None:
     engine = {
         "scheduler": "sglang",
         "max_model_len": 28,
@@ -139,9 +140,10 @@ def test_a_death_as_the_real_engine_dies_names_its_time() -> None:
     }
     data = data_of(engine, None)
     data["workload"]["synthetic"]["prompt_tokens"] = {"kind": "fixed", "tokens": 26}
-    with pytest.raises(
-        EngineDiedError, match=r"an engine dies at \d+\.\d{3} s, as the"
-    ):
+    if router:
+        pools = [{"name": "main", "replicas": 1}]
+        data["fleet"] = {"pools": pools, "router": {"kind": router}}
+    with pytest.raises(EngineDiedError, match=r"an engine dies at 0\.284 s, as the"):
         simulate(parse_config(data))
 
 
