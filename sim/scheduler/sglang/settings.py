@@ -21,10 +21,10 @@ IN_BATCH_PREFIX_TOKENS: Final = 32
 LONGEST_MATCHED_QUEUE: Final = 128
 FEW_REQUESTS: Final = 32
 PREFIX_REFRESH_INTERVAL: Final = 32
-FIRST_WITH_PLANS: Final = 20
-"""Their loop makes plans, and their tree is the unified one: 0.5.20 to 0.5.23."""
 """The release's environment variables, at their defaults: SGLang 0.5.9,
 ``environ.py`` and ``managers/schedule_policy.py``."""
+FIRST_WITH_PLANS: Final = 20
+"""Their loop makes plans, and their tree is the unified one: 0.5.20 to 0.5.23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,13 @@ class Settings:
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
 
+    Attributes
+    ----------
+    patch
+        The release that it follows: 9 for 0.5.9, 10 for 0.5.10.post1.
+    makes_plans
+        Whether it follows the rules of 0.5.20 and later.
+
     Raises
     ------
     SchedulerError
@@ -119,8 +126,13 @@ class Settings:
     need_sort: bool = False
     engine_version: str = "0.5.9"
     kv_transfer: Disaggregation | None = None
+    patch: int = field(init=False, compare=False)
+    makes_plans: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        patch = int(self.engine_version.split(".")[2])
+        object.__setattr__(self, "patch", patch)
+        object.__setattr__(self, "makes_plans", patch >= FIRST_WITH_PLANS)
         for name, least, most in (
             ("max_total_num_tokens", self.page_size, inf),
             ("page_size", 1, inf),
@@ -194,16 +206,6 @@ class Settings:
     def max_concurrent_batches(self) -> int:
         """Batches in flight at most."""
         return 2 if self.overlap else 1
-
-    @property
-    def patch(self) -> int:
-        """The release that it follows: 9 for 0.5.9, 10 for 0.5.10.post1."""
-        return int(self.engine_version.split(".")[2])
-
-    @property
-    def makes_plans(self) -> bool:
-        """Whether it follows the rules of 0.5.20 and later."""
-        return self.patch >= FIRST_WITH_PLANS
 
     @property
     def chunk(self) -> int | None:
