@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sim.config.engine import EngineConfig
+    from sim.config.tables import RunConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.studies.planning.answer.connectors import Side
     from sim.studies.planning.phases.outcome import CandidatePlan
@@ -306,3 +307,44 @@ def router_flags(router: Mapping[str, Any], num_replicas: int) -> str:
             f"{flag} {router[key]:g}" for key, flag in _DYNAMO.items() if key in router
         ]
     return " ".join(words)
+
+
+_PAIRED: Final = {
+    "sglang": (
+        "python -m sglang_router.launch_router --pd-disaggregation "
+        "--prefill URL PORT... --decode URL..."
+    ),
+    "v1": "vllm-router --vllm-pd-disaggregation --prefill URL... --decode URL...",
+}
+_POLICIES: Final = {
+    "round_robin": "round_robin",
+    "random": "random",
+    "power_of_two": "power_of_two",
+    "sglang_cache_aware": "cache_aware",
+}
+"""Of SGLang's gateway, and of vLLM's router, which began as a copy of it."""
+
+
+def flags_of_fleet(config: RunConfig) -> str:
+    """Return how to start what stands before a fleet, in a line.
+
+    Source: the gateway of SGLang 0.5.9 and vLLM's router, their README files.
+    """
+    fleet = config.fleet
+    assert fleet is not None
+    number = fleet.num_engines
+    if all(pool.role == "serve" for pool in fleet.pools):
+        return router_flags(fleet.router, number)
+    decode = fleet.decode_router or {"kind": "round_robin"}
+    kinds = [str(router["kind"]) for router in (fleet.router, decode)]
+    if all(kind in _POLICIES for kind in kinds):
+        prefill_policy, decode_policy = (_POLICIES[kind] for kind in kinds)
+        return (
+            f"{_PAIRED[config.engine.scheduler_kind]} --prefill-policy "
+            f"{prefill_policy} --decode-policy {decode_policy}"
+        )
+    return (
+        f"a proxy that takes each request to both; before prefillers: "
+        f"{router_flags(fleet.router, number)}; before decoders: "
+        f"{router_flags(decode, number)}"
+    )

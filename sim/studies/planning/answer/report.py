@@ -10,6 +10,7 @@ from sim.results.summary.provenance import versions, workload_title
 from sim.simulation.pools import pools_of, transfer_settings
 from sim.studies.planning.answer.configurations import (
     config_path,
+    flags_of_fleet,
     not_said,
     router_flags,
     serve_command,
@@ -215,7 +216,7 @@ def _given(study: Study, each: GivenFleet) -> dict[str, Any]:
             )
             for pool in pools_of(config)
         },
-        "router_flags": router_flags(config.fleet.router, config.fleet.num_engines),
+        "router_flags": flags_of_fleet(config),
     }
 
 

@@ -338,6 +338,11 @@ def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
     """Say how many replicas each router needs, and the latency of as many behind it."""
     found = best.get("routers") or []
     if not found:
+        if best["replicas"] == 1 and len(plan["replicas"]["routers"]) > 1:
+            yield (
+                "One engine serves the traffic, and a router has no choice: compare "
+                "routers under more of it (workload, rate_scale)."
+            )
         return
     first, latency = found[0], plan["pareto"]["latency"]
     for each in found:
@@ -346,6 +351,8 @@ def _routers(plan: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
             needs = "too many replicas are needed"
         else:
             needs = f"{each['replicas']} replicas do"
+            if each["replicas"] == 1:
+                needs = "1 replica does"
         if each is not first and each["replicas"] and first["replicas"]:
             saved = first["fewest"]["cost_per_hour"] - each["fewest"]["cost_per_hour"]
             currency = plan["prices"]["currency"]
@@ -374,13 +381,21 @@ def _given_fleets(plan: Mapping[str, Any]) -> Iterator[str]:
         if each["reason"]:
             yield f"{each['name']}, {cost}: {each['reason']}"
             continue
-        does = "serves" if each["serves"] else "does not serve"
-        value = each["values"].get(latency)
-        said = f", {latency} {value['value']:,.0f}" if value else ""
-        yield (
-            f"{each['name']}, {cost}: {does} the traffic in {each['seeds_that_hold']} "
-            f"of {each['num_seeds']} seeds{said}."
-        )
+        seeds = f"{each['seeds_that_hold']} of {each['num_seeds']} seeds"
+        does = f"serves the traffic in {seeds}"
+        if not each["serves"]:
+            does = f"does not serve the traffic (it holds in {seeds})"
+        names = _missed(plan, each) or [latency]
+        values = ((name, each["values"].get(name)) for name in names)
+        said = "".join(f", {name} {v['value']:,.0f}" for name, v in values if v)
+        yield f"{each['name']}, {cost}: {does}{said}."
+
+
+def _missed(plan: Mapping[str, Any], fleet: Mapping[str, Any]) -> list[str]:
+    """Return the limits of latencies that a fleet does not keep in the median."""
+    limits = {e["name"]: e["limit"] for e in plan["objectives"] if "_ms" in e["name"]}
+    found = fleet["values"].items()
+    return [name for name, v in found if name in limits and v["value"] > limits[name]]
 
 
 def _if_steps_are_off(

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.fleet.routers import ROUTERS
 from sim.results.summary.objectives import parse_objectives
-from sim.studies.planning.answer.configurations import router_flags
+from sim.studies.planning.answer.configurations import flags_of_fleet, router_flags
 from sim.studies.planning.answer.verdict import verdicts_of
 from sim.studies.planning.phases.named_fleets import expanded
 from sim.studies.planning.search.trial import Trial, perform
@@ -118,10 +119,19 @@ def test_fleets_that_a_plan_names_are_run_and_priced(tmp_path: Path) -> None:
     assert not few["serves"]
     apart = found["apart: 1 prefill + 2 decode behind round_robin"]
     assert apart["cost_per_hour"] == 12.0
+    assert apart["router_flags"] == (
+        "vllm-router --vllm-pd-disaggregation --prefill URL... --decode URL... "
+        "--prefill-policy round_robin --decode-policy round_robin"
+    )
     lines = verdicts_of(data)[only(data)["model"]].fleets
     assert len(lines) == 9
     assert lines[0].endswith(".")
-    assert "does not serve the traffic" in lines[-1]
+    assert "does not serve the traffic (it holds in " in lines[-1]
+    (limit,) = (each["limit"] for each in data["objectives"])
+    missed = few["values"][data["objectives"][0]["name"]]["value"]
+    assert missed > limit
+    told = f"{data['objectives'][0]['name']} {missed:,.0f}."
+    assert any(told in line for line in lines if "1 new behind random" in line)
     costs = [each["cost_per_hour"] for each in found.values() if each["serves"]]
     assert f"{min(costs):,.2f} USD an hour" in lines[0]
 
@@ -136,6 +146,51 @@ def test_names_say_what_fleets_are() -> None:
         "fleet: 1 a + 1 b behind llm_d, random",
         "fleet: 2 a + 1 b behind llm_d, random",
     ]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "table", "line"),
+    [
+        (
+            "v1",
+            {"router": {"kind": "sglang_cache_aware"}},
+            "vllm-router --vllm-pd-disaggregation --prefill URL... --decode URL... "
+            "--prefill-policy cache_aware --decode-policy round_robin",
+        ),
+        (
+            "sglang",
+            {"router": {"kind": "random"}, "decode_router": {"kind": "power_of_two"}},
+            "python -m sglang_router.launch_router --pd-disaggregation --prefill URL "
+            "PORT... --decode URL... --prefill-policy random --decode-policy "
+            "power_of_two",
+        ),
+        (
+            "v1",
+            {
+                "router": {"kind": "least_requests"},
+                "decode_router": {"kind": "random"},
+            },
+            "a proxy that takes each request to both; before prefillers: the AIBrix "
+            "gateway, with the header routing-strategy: least-request; before "
+            "decoders: python -m sglang_router.launch_router --worker-urls URL... "
+            "--policy random",
+        ),
+    ],
+)
+def test_prefill_and_decode_apart_take_a_router_that_knows_both(
+    scheduler: str, table: dict[str, Any], line: str
+) -> None:
+    """A plain one would send each request to a prefiller or to a decoder."""
+    pools = [
+        {"name": "prefill", "role": "prefill", "replicas": 1},
+        {"name": "decode", "role": "decode", "replicas": 2},
+    ]
+    fleet = {"pools": pools, "links": {"bytes_per_s": 5e10}} | table
+    data = small()["engine"] | {"scheduler": scheduler, "gpu": "h100_sxm"}
+    config = parse_config(
+        {"workload": small()["workload"], "engine": data, "fleet": fleet}
+    )
+    assert flags_of_fleet(config) == line
 
 
 @pytest.mark.parametrize("kind", ROUTERS)
@@ -162,3 +217,13 @@ def test_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
         solved(small(workload=BURSTY, **changes), tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_plan_of_one_engine_says_that_a_router_has_no_choice(tmp_path: Path) -> None:
+    routers = {"routers": ["random", "least_requests"], "num_seeds": 2}
+    workload = small()["workload"]
+    workload["synthetic"]["rate_scale"] = 1.0
+    data = solved(small(workload=workload, replicas=routers), tmp_path).data
+    assert only(data)["replicas"] == 1
+    (line,) = verdicts_of(data)[only(data)["model"]].routers
+    assert line.startswith("One engine serves the traffic, and a router has no choice")
