@@ -241,7 +241,11 @@ def test_keys_and_defaults_are_those_of_the_code() -> None:
     [
         (r"\| `block_size` .*\n", "", "engine..block_size: not on the page"),
         ("`swap_space`", "`swap_spice`", "engine..swap_spice: invented"),
-        (r"\| `16` \|", "| `32` |", "engine..block_size: 32, in the code 16"),
+        (
+            r"\| `16` \| Tokens",
+            "| `32` | Tokens",
+            "engine..block_size: 32, in the code 16",
+        ),
         (r"\| `4\.0` \|", "| `4` |", "engine..swap_space: 4, in the code 4.0"),
         ("`burstiness` (.*)`1.0`", r"`burstiness` \1required", "workload.gamma.burst"),
         ("`low`, `high`", "`low`", "workload.uniform.high: not on the page"),

@@ -16,6 +16,7 @@ from workloads.traces.llmservingsim import (
     LlmServingSimTraceWriter,
 )
 from workloads.traces.mooncake import MooncakeTraceReader, MooncakeTraceWriter
+from workloads.traces.qwen_bailian import QwenBailianTraceReader
 from workloads.traces.sharegpt import ShareGptTraceReader
 from workloads.traces.table import TableTraceReader
 from workloads.traces.vidur import VidurTraceReader, VidurTraceWriter
@@ -33,6 +34,7 @@ TRACE_READERS: Mapping[str, type[TraceReader]] = MappingProxyType(
         "kvsim": KvsimTraceReader,
         "llmservingsim": LlmServingSimTraceReader,
         "mooncake": MooncakeTraceReader,
+        "qwen_bailian": QwenBailianTraceReader,
         "sharegpt": ShareGptTraceReader,
         "table": TableTraceReader,
         "vidur": VidurTraceReader,
@@ -69,6 +71,7 @@ __all__ = [
     "LlmServingSimTraceWriter",
     "MooncakeTraceReader",
     "MooncakeTraceWriter",
+    "QwenBailianTraceReader",
     "ShareGptTraceReader",
     "TableTraceReader",
     "TraceReader",

@@ -24,6 +24,7 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     "kvsim": (frozenset({HEADER_KEY}),),
     "kv_cache_tester": (frozenset({"hash_id_scope", "requests"}),),
     "mooncake": (frozenset({"input_length", "output_length", "hash_ids"}),),
+    "qwen_bailian": (frozenset({"input_length", "hash_ids", "parent_chat_id"}),),
     "llmservingsim": (
         frozenset({"input_toks", "output_toks", "arrival_time_ns"}),
         frozenset({"sub_requests", "arrival_time_ns"}),
@@ -70,8 +71,11 @@ def _first_value(path: str | Path) -> Any:
 def _of_object(value: Any) -> list[str]:
     if not isinstance(value, dict):
         return []
-    return [
+    found = [
         kind
         for kind, choices in _KEYS.items()
         if any(keys <= value.keys() for keys in choices)
     ]
+    if "qwen_bailian" in found:  # whose lines have all of Mooncake's keys
+        found = [kind for kind in found if kind != "mooncake"]
+    return found

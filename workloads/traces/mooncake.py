@@ -179,7 +179,7 @@ class MooncakeTraceReader:
 
     def _rows(self, bad: BadLines) -> Iterator[_Row]:
         sessions: set[str | int] = set()
-        for number, entry in json_lines(self.path, bad):
+        for number, entry in self._entries(bad):
             problem = self._problem(entry, sessions)
             if problem:
                 bad.refuse(number, problem)
@@ -195,6 +195,9 @@ class MooncakeTraceReader:
                 session,
                 entry.get("delay"),
             )
+
+    def _entries(self, bad: BadLines) -> Iterator[tuple[int, dict[str, Any]]]:
+        return json_lines(self.path, bad)
 
     def _segments(self, hash_ids: list[int], num_tokens: int) -> tuple[Segment, ...]:
         block_tokens = self.block_tokens

@@ -43,6 +43,13 @@ MOONCAKE = """{"timestamp": 0, "input_length": 513, "output_length":5, "hash_ids
 {"timestamp": 27, "input_length": 10, "output_length": 6, "hash_ids": [0]}
 {"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [2]}
 """
+QWEN_BAILIAN = """{"chat_id": 7, "parent_chat_id": -1, "timestamp": 0.5, \
+"input_length": 33, "output_length": 5, "type": "text", "hash_ids": [1, 2, 3]}
+{"chat_id": 8, "parent_chat_id": 4, "timestamp": 2.0, \
+"input_length": 16, "output_length": 6, "type": "file", "hash_ids": [1]}
+{"chat_id": 9, "parent_chat_id": 7, "timestamp": 61.114, \
+"input_length": 40, "output_length": 7, "type": "text", "hash_ids": [1, 2, 9]}
+"""
 SHAREGPT = """[
 {"id": "x", "conversations": [{"from": "human", "value": "What is a KV cache?"},
   {"from": "gpt", "value": "What a server remembers of a text."},
@@ -77,6 +84,7 @@ SAMPLES = {
     "kv_cache_tester": KV_CACHE_TESTER,
     "llmservingsim": LLMSERVINGSIM,
     "mooncake": MOONCAKE,
+    "qwen_bailian": QWEN_BAILIAN,
     "sharegpt": SHAREGPT,
     "table": TABLE,
     "vidur": VIDUR,
@@ -88,6 +96,7 @@ FIRST_LINE = {
     "kvsim": 2,
     "llmservingsim": 1,
     "mooncake": 1,
+    "qwen_bailian": 1,
     "table": 2,
     "vidur": 2,
 }

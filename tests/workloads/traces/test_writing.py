@@ -41,7 +41,7 @@ def writer_of(kind: str) -> TraceWriter:
 
 
 def test_every_writer_is_held_to_this() -> None:
-    read_only = {"kv_cache_tester", "sharegpt", "table"}
+    read_only = {"kv_cache_tester", "qwen_bailian", "sharegpt", "table"}
     assert set(TRACE_READERS) - set(TRACE_WRITERS) == read_only
     assert all(issubclass(kind, TraceWriter) for kind in TRACE_WRITERS.values())
 
