@@ -18,6 +18,7 @@ from sim.studies.planning.answer.configurations import (
 from sim.studies.planning.answer.file import PLAN_FORMAT
 from sim.studies.planning.phases.replicas import is_alone
 from sim.studies.planning.phases.sensitivity import cheapest, verdict
+from sim.studies.planning.phases.study import shares_text
 from sim.studies.planning.spec import per_million
 
 if TYPE_CHECKING:
@@ -345,6 +346,13 @@ def notes(study: Study, plans: Sequence[CandidatePlan]) -> list[str]:
         told.append(
             f"the trace was recorded at {study.base_rate:.3g} requests/s and is "
             f"extrapolated to {highest:.3g} times that by {how}"
+        )
+    with_host = next((p.candidate for p in plans if p.candidate.host_gib), None)
+    if with_host is not None and not shares_text(with_host):
+        told.append(
+            "no prompt begins as another one, so that host memory behind the cache "
+            "spares nothing but what preemptions lose: does the traffic tell what "
+            "prompts share? (workload: prefixes, sessions, or a trace that does)"
         )
     wide = [p for p in plans if p.found is not None and p.found.spread > 0.1]
     if wide:

@@ -223,3 +223,16 @@ def base_rate(candidate: Candidate) -> float:
     if synthetic is not None and "rate" in synthetic.arrivals:
         return float(synthetic.arrivals["rate"])
     return tasks.natural_rate(traffic.requests())
+
+
+def shares_text(candidate: Candidate) -> bool:
+    """Whether a prompt of a candidate's traffic begins as another one."""
+    config = parse_config(with_scale(candidate.run, 1.0))
+    workload = config.workload.model_copy(update={"resample": None})
+    known: set[int] = set()
+    for each in make_workload(workload, config.seed).requests():
+        first, _ = each.prompt[0]
+        if first in known:
+            return True
+        known.add(first)
+    return False

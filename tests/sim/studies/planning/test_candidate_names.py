@@ -9,7 +9,7 @@ import pytest
 from sim.studies.planning.answer.verdict import host_memory_sentences
 from sim.studies.planning.phases.candidates import candidates_of
 from sim.studies.planning.spec import load_plan
-from tests.sim.studies.planning.plans import small, written
+from tests.sim.studies.planning.plans import small, solved, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,22 @@ def test_host_memory_is_paid_for_by_the_gib(tmp_path: Path) -> None:
         for each in (without, tier)
     ]
     assert costs == [8.0, 8.0 + 2.56]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_host_memory_behind_prompts_that_share_nothing_is_told(
+    tmp_path: Path, *, shares: bool
+) -> None:
+    """It cannot be worth anything there, and most public traces tell lengths alone."""
+    asked = small(candidates={"kv_offloading_size": [None, 64]})
+    asked["engine"] |= {"gpu": "h200_sxm"}
+    asked["workload"]["synthetic"] |= {"num_requests": 200, "rate_scale": 0.5}
+    if shares:
+        prefixes = {"kind": "system_prompts", "num_groups": 2}
+        prefixes["tokens"] = {"kind": "fixed", "tokens": 16}
+        asked["workload"]["synthetic"]["prefixes"] = prefixes
+    notes = solved(asked, tmp_path).data["notes"]
+    assert any("no prompt begins as another one" in each for each in notes) != shares
 
 
 def test_a_link_is_paid_for_by_its_speed(tmp_path: Path) -> None:
