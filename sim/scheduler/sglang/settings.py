@@ -245,10 +245,15 @@ class Settings:
         longest = self.longest_prompt
         if num_prompt_tokens <= longest:
             return None
+        limits = (
+            f"context_len {self.context_len} and max_total_num_tokens "
+            f"{self.max_total_num_tokens}"
+        )
+        if longest < 1:
+            return f"{limits} leave a prompt no token, got {num_prompt_tokens}"
         return (
             f"a prompt of {num_prompt_tokens} tokens is longer than {longest}, what "
-            f"context_len {self.context_len} and max_total_num_tokens "
-            f"{self.max_total_num_tokens} let it be"
+            f"{limits} let it be"
         )
 
     @property

@@ -250,6 +250,15 @@ def test_evictable_prefixes_are_drawn_above_what_is_used() -> None:
     assert "with prefixes kept" in labels
 
 
+def test_of_a_pool_that_holds_no_prompt_no_negative_length_is_told() -> None:
+    settings = Settings(max_total_num_tokens=5, context_len=4)
+    assert settings.admission_error(3) == (
+        "context_len 4 and max_total_num_tokens 5 leave a prompt no token, got 3"
+    )
+    fits = replace(settings, max_total_num_tokens=50, context_len=40)
+    assert "of 34 tokens is longer than 33, what" in (fits.admission_error(34) or "")
+
+
 def test_prefill_goes_first() -> None:
     """While prompts are there no request decodes, but in mixed batches."""
     steps = {
