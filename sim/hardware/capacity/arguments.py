@@ -15,6 +15,7 @@ from sim.hardware.models.architecture import (
 )
 from sim.hardware.models.kv_layers import PACKED_KV_CACHE_DTYPES
 from sim.hardware.models.layers import STATE_DTYPES
+from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.stages import model_of_stage
 from sim.hardware.models.weights import WITHIN_TENSOR_RANKS, ExpertRanks
 
@@ -359,6 +360,29 @@ def check_pipeline(model: ModelArchitecture, num_stages: int, minor: int) -> Non
             f"pipelines are modelled for releases from 0.{constants.FIRST_V1_MINOR} on;"
             f" got pipeline_parallel_size {num_stages}; use 1 and a larger"
             " tensor_parallel_size"
+        )
+
+
+def check_expert_blocks(
+    model: ModelArchitecture,
+    quantization: str | None,
+    tp: int,
+    experts: ExpertRanks,
+    minor: int,
+) -> None:
+    """Refuse parts of experts that end within a block of FP8 scales, as releases do."""
+    is_old = (
+        constants.FIRST_V1_MINOR <= minor <= constants.LAST_WHOLE_SCALE_BLOCKS_MINOR
+    )
+    if not (is_old and model.num_moe_layers):
+        return
+    scheme, width = quantization_scheme(quantization), experts.of(model, tp)[1]
+    if scheme is not None and width % scheme.group_rows:
+        num_gpus = tp * experts.data_parallel_size
+        raise CapacityError(
+            f"0.{minor} divides experts at whole blocks of {scheme.group_rows} FP8"
+            f" scales, and {model.name} over {num_gpus} GPUs has {width} rows a GPU;"
+            " set enable_expert_parallel, or use fewer GPUs an engine"
         )
 
 

@@ -45,6 +45,11 @@ FIRST_CHECKPOINT_KV_DTYPE_MINOR = 15
 """From here ``kv_cache_dtype: auto`` is what a checkpoint asks for, of ModelOpt or
 compressed-tensors. Source: ``vllm/attention/layer.py`` of 0.14.1 and 0.15.1; 0.14 reads
 what ModelOpt asks for already."""
+LAST_WHOLE_SCALE_BLOCKS_MINOR = 24
+"""Up to here a rank's part of an expert must be whole blocks of FP8 scales. Source:
+vLLM, pull request 48173 shows the refusal on the main branch of 9 July 2026, after
+0.24; ``fused_moe/oracle/fp8.py`` of 0.33 refines or pads the blocks. Which release was
+first is not known: between the two nothing is refused."""
 FIRST_PREFIX_MATCH_UNIT_MINOR = 26
 """From here ``prefix_match_unit`` exists: 0.25.1 has no such argument."""
 FIRST_ASYNC_MINOR = 14

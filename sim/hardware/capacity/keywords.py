@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.hardware.capacity.arguments import (
     EngineArguments,
+    check_expert_blocks,
     check_numbers,
     check_parallelism,
     check_pipeline,
@@ -227,6 +228,8 @@ def estimate_capacity(
         "engine_version": engine_version == DEFAULT_ENGINE_VERSION,
     }
     held = held_scheme_name(quantization or None, model.quantization, model.name)
+    if weights_gib is None:  # else an engine has started with them
+        check_expert_blocks(model, held, tensor_parallel_size, experts, minor)
     dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype, minor)
     arguments = EngineArguments(
         model=model,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.errors import CapacityError
@@ -85,6 +87,24 @@ def test_what_cannot_be_divided_is_refused() -> None:
             data_parallel_size=16,
             enable_expert_parallel=True,
         )
+
+
+def test_experts_are_divided_at_whole_blocks_of_scales_in_older_releases() -> None:
+    """1,536 rows over eight GPUs are 192, one and a half blocks of 128."""
+    asked: Any = {"model": "Qwen/Qwen3-235B-A22B-FP8", "gpu": "h200_sxm"}
+    rule = "0.19 divides experts at whole blocks of 128 .* 8 GPUs has 192 rows a GPU; "
+    with pytest.raises(CapacityError, match=f"{rule}set enable_expert_parallel"):
+        estimate_capacity(**asked, engine_version="0.19", tensor_parallel_size=8)
+    for given in (
+        {"engine_version": "0.19", "tensor_parallel_size": 4},
+        {"engine_version": "0.33", "tensor_parallel_size": 8},
+        {
+            "engine_version": "0.19",
+            "tensor_parallel_size": 8,
+            "enable_expert_parallel": True,
+        },
+    ):
+        assert estimate_capacity(**asked | given).num_gpu_blocks > 0
 
 
 def test_ranks_of_a_dense_model_have_the_pool_of_one() -> None:

@@ -299,7 +299,9 @@ def test_blocks_of_fp8_by_release_and_gpu() -> None:
 
 def test_experts_over_ranks_take_flashinfer_on_hopper() -> None:
     name = "MiniMaxAI/MiniMax-M2"
-    assert held(name, "0.18.0", **EXPERT_RANKS) < held(name, "0.18.0") - 0.5
+    # On eight GPUs the release's experts need ranks: 192 rows, in blocks of 128.
+    tensor_ranks = held(name, "0.18.0", tensor_parallel_size=4)
+    assert held(name, "0.18.0", **EXPERT_RANKS) < tensor_ranks - 0.5
 
 
 def test_a_kernel_called_directly_keeps_nothing() -> None:
