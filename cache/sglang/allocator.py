@@ -41,7 +41,7 @@ class SlotAllocator:
     need_sort
         See above; the release sets it where prefill and decode are apart.
     in_order
-        See above; so do 0.5.20 to 0.5.23.
+        See above; so do 0.5.19 to 0.5.23.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class RequestSlots:
     first
         The first row that is given out: 1 from 0.5.11 on, which pads with row 0.
     from_end
-        Whether rows are taken from the end, as in 0.5.20.
+        Whether rows are taken from the end, as in 0.5.19.
 
     Notes
     -----

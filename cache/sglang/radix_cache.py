@@ -95,9 +95,11 @@ class RadixCache:
     counts_hits
         Whether insertions are counted, as from 0.5.10 on; ``lfu`` is ``lru`` before.
     unified
-        Whether it is the tree of 0.5.20 to 0.5.23: a look makes each node on its way
+        Whether it is the tree of 0.5.19 to 0.5.23: a look makes each node on its way
         older than the one below it, the lower part of a node that is split is touched,
         and the upper one is as old as the node was.
+    sorts_pages
+        Whether the pages of an evicted node are freed in order, as before 0.5.20.
 
     Attributes
     ----------
@@ -128,6 +130,7 @@ class RadixCache:
         *,
         counts_hits: bool = False,
         unified: bool = False,
+        sorts_pages: bool = False,
     ) -> None:
         if eviction_policy not in RANKS:
             raise CacheConfigError(
@@ -144,6 +147,7 @@ class RadixCache:
         self._rank = RANKS[eviction_policy]
         self._counts_hits = counts_hits
         self.unified = unified
+        self._sorts = sorts_pages and allocator.page_size > 1
         self.passed: list[int] = []
         self.latest = self.root
         self._now = 0
@@ -332,7 +336,7 @@ class RadixCache:
                 continue
             parent = node.parent
             assert parent is not None
-            self._allocator.free(node.slots)
+            self._allocator.free(np.sort(node.slots) if self._sorts else node.slots)
             removed.append((len(node.key), int(node.slots[0])))
             num_removed += len(node.key)
             del parent.children[self._first_page(node.key)]

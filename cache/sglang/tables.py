@@ -222,17 +222,26 @@ class TreeCache:
     checks_in
         Whether what is stored of a request goes into the unified tree alike before and
         at its end, and counts as a hit once, as from 0.5.22 on.
+    marks_prompts
+        Whether the unified tree gets a node that ends as a prompt does, as from 0.5.20
+        on.
 
     Source: SGLang 0.5.9, ``mem_cache/radix_cache.py`` (`cache_unfinished_req`,
     `cache_finished_req`), ``mem_cache/common.py``.
     """
 
     def __init__(
-        self, allocator: SlotAllocator, tree: RadixCache, *, checks_in: bool = False
+        self,
+        allocator: SlotAllocator,
+        tree: RadixCache,
+        *,
+        checks_in: bool = False,
+        marks_prompts: bool = True,
     ) -> None:
         self.allocator = allocator
         self.tree = tree
         self._checks_in = checks_in
+        self._marks_prompts = marks_prompts
 
     @property
     def num_evictable_tokens(self) -> int:
@@ -335,7 +344,7 @@ class TreeCache:
         table.num_inserted_tokens = max(table.num_inserted_tokens, whole)
         node = tree.latest
         prompt = self._whole_pages(num_prompt_tokens)
-        if 0 < prompt < whole and (self._checks_in or is_end):
+        if 0 < prompt < whole and self._marks_prompts and (self._checks_in or is_end):
             tree.insert(
                 tokens[:prompt],
                 slots[:prompt],

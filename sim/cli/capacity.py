@@ -143,7 +143,7 @@ def capacity(
         chosen = read_arguments({"block_size": 1, "engine_version": "0.5.9"} | chosen)
         if not is_sglang(chosen["engine_version"]):
             raise UserError(
-                "--engine-version must be 0.5.9 to 0.5.12, or 0.5.20 to 0.5.23, with "
+                "--engine-version must be 0.5.9 to 0.5.12, or 0.5.19 to 0.5.23, with "
                 f"--engine sglang, got '{engine_version}'"
             )
     estimate = estimate_capacity(

@@ -147,6 +147,17 @@ def test_hits_count_from_0_5_10_on() -> None:
     assert tree.evictions == [(2, [(1, 3), (1, 2)])]
 
 
+def test_pages_of_an_eviction_are_freed_in_order_before_0_5_20() -> None:
+    for sorts, expected in ((True, [4, 5]), (False, [8, 9])):
+        slots = SlotAllocator(12, 2, in_order=True)
+        slots.extend([(0, 8, -1)], 8)
+        tree = RadixCache(slots, unified=True, sorts_pages=sorts)
+        tree.insert(ids(1, 2, 3, 4), ids(8, 9, 4, 5))
+        tree.evict(4)
+        (new,) = slots.extend([(0, 2, -1)], 2)
+        assert new.tolist() == expected
+
+
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=9)
 
 

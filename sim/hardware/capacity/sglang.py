@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
-_VERSION = re.compile(r"0\.5\.(9|1[0-2]|2[0-3])(\.post\d{1,2})?")
+_VERSION = re.compile(r"0\.5\.(9|1[0-2]|19|2[0-3])(\.post\d{1,2})?")
 _FIRST_PROMPT_GRAPHS: Final = 10
 _FIRST_INDEXED_PROMPT_GRAPHS: Final = 13
 _FIRST_WITHOUT_ABSENT_GRAPHS: Final = 15

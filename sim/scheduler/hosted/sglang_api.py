@@ -28,7 +28,7 @@ from sim.errors import SchedulerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_RELEASES: Final = (*(f"0.5.{n}" for n in (9, 10, 11, 12, 20, 21, 22, 23)),)
+_RELEASES: Final = (*(f"0.5.{n}" for n in (9, 10, 11, 12, 19, 20, 21, 22, 23)),)
 _RELEASE = re.compile(r"(\d+\.\d+\.\d+)")
 _ABSENT: Final = ("torchvision", "compressed_tensors", "sgl_kernel")
 """Packages of kernels and images that are imported and never called."""

@@ -1,4 +1,4 @@
-"""`HostedSglang` for releases whose event loop makes plans: 0.5.20 to 0.5.23.
+"""`HostedSglang` for releases whose event loop makes plans: 0.5.19 to 0.5.23.
 
 The scheduler is split into components there, its settings come from a context of the
 process, and its tree is the unified one, of which the core in Python is taken: it does
@@ -60,7 +60,8 @@ class PlansApi(SglangApi):
 
     def server_args(self, settings: Mapping[str, Any]) -> Any:
         kind = self._args.ServerArgs
-        names = {each.name for each in self._fields.record_fields(kind)}
+        fields_of = getattr(self._fields, "record_fields", fields)
+        names = {each.name for each in fields_of(kind)}
         given = kind(
             **{
                 "model_path": "",
@@ -73,8 +74,7 @@ class PlansApi(SglangApi):
         )
         context = self._context.get_context()
         context.set_server_args(given)
-        context.parallel.override_permanently(**_RANKS)
-        context.parallel._overrides.update(_RANKS)  # where 0.5.20 looks
+        context.parallel._overrides.update(_RANKS)
         context.config_bag("device")._set("gpu_id", 0)
         return given
 
@@ -162,17 +162,23 @@ class HostedPlans(HostedSglang):
     def _evict(self, params: Any, **_: Any) -> Any:
         allocator, size = self._allocator, self._settings["page_size"]
         removed: list[list[int]] = []
-        free = allocator.free_segment
+        ways = {name: getattr(allocator, name) for name in ("free_segment", "free")}
 
-        def noted(indices: Any, *, start_pos: int) -> None:
-            removed.append([len(indices), int(indices[0]) // size])
-            free(indices, start_pos=start_pos)
+        def noting(free: Any) -> Any:
+            def noted(indices: Any, **where: int) -> None:
+                removed.append([len(indices), int(indices[0]) // size])
+                num_removed = len(removed)
+                free(indices, **where)
+                del removed[num_removed:]  # of a way that takes another
 
-        allocator.free_segment = noted
+            return noted
+
+        allocator.__dict__.update({name: noting(free) for name, free in ways.items()})
         try:
             result = type(self._tree).evict_for_alloc(self._tree, params)
         finally:
-            del allocator.free_segment
+            for name in ways:
+                delattr(allocator, name)
         if removed:
             self._line.setdefault("evict", []).append([params.num_tokens, removed])
         return result
@@ -237,7 +243,9 @@ class HostedPlans(HostedSglang):
             tree.evict_for_alloc = self._evict
         scheduler.future_map = api.future_map(self._pool)
         scheduler.__dict__.update(
-            ingest_requests=self._ingest,
+            ingest_requests=self._ingest,  # from 0.5.20 on; before that the next two
+            request_receiver=SimpleNamespace(recv_requests=self._receive),
+            process_input_requests=self._process_input,
             get_next_batch_to_run=self._plan,
             process_batch_result=self._process_result,
             _add_request_to_queue=self._add_to_queue,

@@ -1,4 +1,4 @@
-"""The scheduler of SGLang 0.5.9 to 0.5.12 and of 0.5.20 to 0.5.23."""
+"""The scheduler of SGLang 0.5.9 to 0.5.12 and of 0.5.19 to 0.5.23."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ SGLANG = Generation(
     name="sglang",
     parts=_parts,
     engine_version="0.5.9",
-    versions=r"0\.5\.(9|1[0-2]|2[0-3])",
-    versions_in_words="SGLang 0.5.9 to 0.5.12 and 0.5.20 to 0.5.23",
+    versions=r"0\.5\.(9|1[0-2]|19|2[0-3])",
+    versions_in_words="SGLang 0.5.9 to 0.5.12 and 0.5.19 to 0.5.23",
     keys=frozenset(
         {
             "async_scheduling",

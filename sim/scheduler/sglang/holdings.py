@@ -77,11 +77,17 @@ class Holdings:
                 settings.radix_eviction_policy,
                 counts_hits=settings.patch >= 10,
                 unified=settings.makes_plans,
+                sorts_pages=settings.makes_plans and settings.patch < 20,
             )
         self.cache: ChunkCache | TreeCache = (
             ChunkCache(self.allocator)
             if self.tree is None
-            else TreeCache(self.allocator, self.tree, checks_in=settings.patch >= 22)
+            else TreeCache(
+                self.allocator,
+                self.tree,
+                checks_in=settings.patch >= 22,
+                marks_prompts=settings.patch >= 20,
+            )
         )
         self.request_slots = RequestSlots(
             settings.num_request_slots,

@@ -23,8 +23,8 @@ FEW_REQUESTS: Final = 32
 PREFIX_REFRESH_INTERVAL: Final = 32
 """The release's environment variables, at their defaults: SGLang 0.5.9,
 ``environ.py`` and ``managers/schedule_policy.py``."""
-FIRST_WITH_PLANS: Final = 20
-"""Their loop makes plans, and their tree is the unified one: 0.5.20 to 0.5.23."""
+FIRST_WITH_PLANS: Final = 19
+"""Their loop makes plans, and their tree is the unified one: 0.5.19 to 0.5.23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Settings:
     need_sort
         See `cache.sglang.allocator.SlotAllocator`.
     engine_version
-        0.5.9 to 0.5.12, or 0.5.20 to 0.5.23.
+        0.5.9 to 0.5.12, or 0.5.19 to 0.5.23.
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
 
@@ -95,7 +95,7 @@ class Settings:
     patch
         The release that it follows: 9 for 0.5.9, 10 for 0.5.10.post1.
     makes_plans
-        Whether it follows the rules of 0.5.20 and later.
+        Whether it follows the rules of 0.5.19 and later.
 
     Raises
     ------

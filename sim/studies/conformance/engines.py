@@ -113,7 +113,7 @@ class HfFifoEngine(_Engine):
 
 
 class SglangEngine(Table):
-    """SGLang 0.5.9 to 0.5.12 and 0.5.20 to 0.5.23, under its own names.
+    """SGLang 0.5.9 to 0.5.12 and 0.5.19 to 0.5.23, under its own names.
 
     What is left out is what the logs' driver takes, such as no overlap.
     """

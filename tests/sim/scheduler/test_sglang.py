@@ -71,6 +71,7 @@ def ran(data: dict[str, Any]) -> Any:
         {"enable_priority_scheduling": True, "max_running_requests": 6},
         {"page_size": 1, "engine_version": "0.5.10", "radix_eviction_policy": "slru"},
         {"chunked_prefill_size": -1},
+        {"engine_version": "0.5.19", "max_total_tokens": 320},
         {"engine_version": "0.5.20", "max_total_tokens": 320},
         {"engine_version": "0.5.21", "max_total_tokens": 320, "page_size": 1},
         *(
@@ -328,8 +329,8 @@ def test_a_pool_of_other_pages_has_the_tokens_of_all() -> None:
         ({"watermark": 0.1}, "watermark: the sglang generation has no such key"),
         ({"pipeline_parallel_size": 2}, "pipelines are built for v1 only, got 2"),
         (
-            {"engine_version": "0.5.8"},
-            "covers SGLang 0.5.9 to 0.5.12 and 0.5.20 to 0.5.23, got '0.5.8'",
+            {"engine_version": "0.5.18"},
+            "covers SGLang 0.5.9 to 0.5.12 and 0.5.19 to 0.5.23, got '0.5.18'",
         ),
         ({"radix_eviction_policy": "lfru"}, "radix_eviction_policy must be one of lru"),
         (
@@ -374,7 +375,7 @@ def test_capacity_is_told_in_its_own_terms(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "4096\n"
     assert kvsim([*words, "--engine", "sglang", "--engine-version", "0.33"]) == 2
     assert (
-        "must be 0.5.9 to 0.5.12, or 0.5.20 to 0.5.23, with --engine sglang"
+        "must be 0.5.9 to 0.5.12, or 0.5.19 to 0.5.23, with --engine sglang"
         in capsys.readouterr().err
     )
 
