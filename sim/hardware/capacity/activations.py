@@ -128,10 +128,16 @@ def benchmarked_bytes(arguments: EngineArguments) -> int:
     compiles = not (arguments.enforce_eager or arguments.warm_compile_cache)
     if arguments.engine_minor < first or not compiles:
         return 0
-    if arguments.stage or model.has_encoder:
+    if arguments.stage or model.has_encoder or _has_own_embedding(arguments):
         return 0
     embedding = next(weight_tensors(model, arguments.tensor_parallel_size))
     return tensor_bytes(embedding, arguments.itemsize_bytes, None)
+
+
+def _has_own_embedding(arguments: EngineArguments) -> bool:
+    """Whether ranks look a token up by a kernel that no compiler makes."""
+    has_kernel = arguments.engine_minor >= constants.FIRST_FUSED_EMBEDDING_MINOR
+    return has_kernel and arguments.tensor_parallel_size > 1
 
 
 def kept_copy_bytes(arguments: EngineArguments) -> int:

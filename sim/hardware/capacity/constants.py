@@ -126,12 +126,17 @@ FIRST_BENCHMARKED_KERNELS_MINOR = 19
 on copies of their inputs, the embedding among them. Source: ``vllm/config``
 (`benchmark_combo_kernel`) of 0.20 to 0.33, and logs of 0.19 and 0.27; earlier releases
 were not looked at."""
+FIRST_FUSED_EMBEDDING_MINOR = 29
+"""From here ranks have a kernel of their own for it. Source: vLLM 0.29 to 0.33,
+``layers/vocab_parallel_embedding.py`` (`use_fused_embedding`); two ranks of 0.28 have
+the copy."""
 MAY_KEEP_COPIES_MINOR = 27
 KEPT_COPIES_MINORS = (28, 29, 30)
 """Here what the allocator keeps of such a copy counts once more: a small tensor that
 stays is cut from it. Source: vLLM, pull request of 0.31
-(`_scoped_allocator_max_split`). All of five starts of 0.28 to 0.30 that compiled show
-it, and of five of 0.27 one."""
+(`_scoped_allocator_max_split`). Which starts do is the allocator's chance: seven of 13
+of 0.28 to 0.30 that we have, ten of 21 of another's that had one model of both sorts,
+and of five of 0.27 one."""
 GEMM_WORKSPACE_BYTES = 32 << 20
 EARLY_GEMM_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace from Hopper on, and before. Source: PyTorch,

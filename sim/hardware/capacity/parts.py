@@ -335,6 +335,12 @@ def _compiling_terms(
             "the first start of this model, which compiles it; with compiled code"
             f" cached (warm_compile_cache: true) it has {more:.2f} GiB more",
         )
+    if arguments.engine_minor in constants.KEPT_COPIES_MINORS:
+        yield (
+            0.0,
+            f"of 0.{arguments.engine_minor} the allocator keeps {copy:.2f} GiB from"
+            " compiling, as is counted, or nothing: about as many starts do either",
+        )
     if arguments.engine_minor == constants.MAY_KEEP_COPIES_MINOR:
         yield (
             copy,
