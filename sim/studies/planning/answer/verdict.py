@@ -218,7 +218,9 @@ def _one_engine(plan: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     rate, target = best["rate"], plan["traffic"]["rate"]
     if rate["at_bound"]:
         return (
-            f"One such engine was not searched beyond {rate['value']:.3g} requests/s."
+            f"One such engine was not searched beyond {quantity(rate['value'])} "
+            "requests/s: what it holds at most takes longer traffic, or another end of "
+            "search.rates."
         )
     said = "holds it" if best["replicas"] == 1 else "does not hold it"
     if best["replicas"] > 1 and rate["value"] >= target:

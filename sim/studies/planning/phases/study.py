@@ -95,13 +95,16 @@ class Study:
         self, each: CandidatePlan, seed: int, guess_rate: float, **more: Any
     ) -> Answer:
         """Return a question for the threshold of one seed, to begin near a rate."""
+        found = each.highest
+        if found.at_bound == "high":
+            more["most"] = found.rate.value / self.base_rate
         return self.request(
             each.candidate,
             seed,
             each.warmup_share,
             guess=guess_rate / self.base_rate,
             step=STEP,
-            slope=each.highest.slope,
+            slope=found.slope,
             tolerance=self.plan.search.tolerance,
             bounds=self.bounds,
             **more,

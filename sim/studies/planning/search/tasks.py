@@ -88,7 +88,8 @@ def threshold(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look for the highest rate that holds, with one seed.
 
     Of `request`: ``guess`` and ``step`` of the search, ``tolerance``, ``bounds``, all
-    in ``rate_scale``, and the ``slope`` of the margin if it is known.
+    in ``rate_scale``, the ``slope`` of the margin if it is known, and ``most``, the
+    ``rate_scale`` at which a search found that all of the traffic holds at once.
     """
     tried: list[dict[str, Any]] = []
     found = _search(_trial(request), request, request["guess"], request["step"], tried)
@@ -122,9 +123,16 @@ def _search(
         guess,
         step=step,
         tolerance=request["tolerance"],
-        bounds=request.get("bounds") or (guess * _NOTHING, guess * _ANYTHING),
+        bounds=request.get("bounds") or _bounds(guess, request.get("most")),
         slope=request.get("slope"),
     )
+
+
+def _bounds(guess: float, most: float | None) -> tuple[float, float]:
+    """Return where a search ends; `most` is where one from a worse guess ended."""
+    if most is None:
+        return guess * _NOTHING, guess * _ANYTHING
+    return most / _ANYTHING * _NOTHING, most
 
 
 def idle(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,5 +327,8 @@ def test_traffic_that_any_rate_serves_ends_the_search(tmp_path: Path) -> None:
     """All of it fits at once, however soon it comes."""
     plan = small(objectives={"p99_ttft_ms": 100_000})
     plan["workload"]["synthetic"]["num_requests"] = 8
+    plan["search"] = plan["search"] | {"num_seeds": 5}
     found = only(solved(plan, tmp_path).data)
     assert found["rate"]["at_bound"] == "high"
+    # All searches end where the pilot run did, and do not set out from there again.
+    assert found["rate"]["value"] < 1e4 * 2 * SEQS_RATE

@@ -206,6 +206,7 @@ def test_of_equal_cost_the_surer_is_bought() -> None:
             "traffic": {"rate": 6.0},
             "objectives": [{"name": "p95_ttft_ms", "limit": 1000.0}],
             "prices": {"currency": "USD", "per_gpu_hour": {"l4": 3.0}},
+            "replicas": {"routers": []},
             "cost_band": 0.15,
             "candidates": [common | close | more, common | sure | more],
         }
@@ -280,6 +281,7 @@ def test_candidates_of_one_gpu_are_told_apart_by_their_settings() -> None:
         "traffic": {"rate": 4.0},
         "objectives": [],
         "prices": {"currency": "USD", "per_gpu_hour": {"l4": 1.0}},
+        "replicas": {"routers": []},
         "cost_band": 0.0,
         "candidates": [
             common | {"name": name, "engine": engine}
