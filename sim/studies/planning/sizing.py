@@ -18,6 +18,7 @@ from sim.simulation.assemble import make_capacity
 from sim.simulation.workload import make_workload
 from sim.studies.planning.search.tasks import natural_rate
 from sim.studies.planning.spec import NO_PRICE, parse_plan
+from workloads.errors import WorkloadError
 from workloads.plain import parse_yaml
 from workloads.traces import guess_kind
 
@@ -184,7 +185,13 @@ def _num_requests(rate: float) -> int:
 
 
 def _trace(question: SizeQuestion, path: str) -> dict[str, Any]:
-    table: dict[str, Any] = {"kind": guess_kind(path), "path": path}
+    try:
+        table: dict[str, Any] = {"kind": guess_kind(path), "path": path}
+    except WorkloadError as error:
+        raise ConfigError(
+            f"--trace: {error}; write it in a format that is told by its content "
+            "first: kvsim workload convert FILE --from KIND --to kvsim --out NEW"
+        ) from None
     config = parse_config(
         {
             "workload": {"trace": table},

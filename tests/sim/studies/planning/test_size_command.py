@@ -427,6 +427,15 @@ def test_a_long_trace_is_seen_in_ten_windows_at_least(tmp_path: Path) -> None:
     assert asked["resample"] == {"window_s": 60.0, "num_windows": 10}
 
 
+def test_a_log_of_no_known_format_is_to_be_converted(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("when,in,out\n1,2,3\n")
+    lengths = {"input_tokens": None, "output_tokens": None, "rate": None}
+    rule = "got 'when,in,out', .*; or table, .*; write it .* kvsim workload convert"
+    with pytest.raises(ConfigError, match=rule):
+        plan_of(question(trace=str(path), **lengths))
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "ranks"),
     [
