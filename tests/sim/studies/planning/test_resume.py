@@ -62,7 +62,8 @@ def test_a_resumed_plan_is_the_whole_plan_and_asks_only_the_rest(
             try:
                 solving.solve(plan, stopping, answers=AnswerFile(path))
             except solving.PlanStopped as stopped:
-                assert len(stopped.known) == (1 if most else 0)  # noqa: PT017
+                # the first run is of an idle engine, which answers nothing
+                assert len(stopped.known) == (1 if most > 1 else 0)  # noqa: PT017
         with path.open("a") as file:
             file.write('["cut off')
         with Counting() as resumed:
