@@ -99,6 +99,14 @@ def sweep(
         _note_run(directory, tally, executor, address, wall_s)
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
     if tally.is_complete:
+        if tally.num_runs > 1 and _repeats_are_alike(directory / folder.RUNS):
+            console.warn(
+                [
+                    "repeats of each combination are the same: no part of this traffic "
+                    "is drawn with the seed; of a trace or preset, workload.resample "
+                    "draws other windows with each"
+                ]
+            )
         return 0
     console.note(
         f"interrupted; {tally.num_ended:,} of {tally.num_runs:,} runs are in "
@@ -140,6 +148,16 @@ def _print_runs(plan: Sweep, jobs: Sequence[Job], *, as_json: bool) -> None:
 
 def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _repeats_are_alike(dataset: Path) -> bool:
+    """Whether there are repeats, and none differs from the others of its point."""
+    import pandas as pd
+
+    facts = ["duration", "mean_ttft_ms", "mean_e2el_ms"]
+    runs = pd.read_parquet(dataset, columns=["run", "repeat", *facts]).dropna()
+    points = runs.groupby(runs["run"] - runs["repeat"])[facts]
+    return bool((runs["repeat"] > 0).any() and (points.nunique() == 1).all(axis=None))
 
 
 def _reporter(show: ShowProgress) -> Callable[[Tally], None]:

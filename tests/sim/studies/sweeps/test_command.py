@@ -105,6 +105,22 @@ def test_a_sweep_is_a_dataset_that_opens_as_it_is(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_repeats_that_the_seed_does_not_change_are_told(
+    is_drawn: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny()
+    if not is_drawn:
+        (tmp_path / "trace.csv").write_text(TRACE)
+        trace = {"kind": "azure", "path": str(tmp_path / "trace.csv")}
+        base["workload"] = {"trace": trace}
+    grid = {"engine.max_num_seqs": [1, 2]}
+    path = write_sweep(tmp_path, base=base, grid=grid, repeats=2)
+    assert sweep(path, "--workers", "1") == 0
+    said = "warning: repeats of each combination are the same"
+    assert (said in capsys.readouterr().err) is not is_drawn
+
+
 def test_the_dataset_opens_in_duckdb_and_polars(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     polars = pytest.importorskip("polars", reason="polars is not installed")
