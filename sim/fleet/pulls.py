@@ -364,9 +364,11 @@ class ConsumerSteps(PairSteps):
 
     @property
     def asks(self) -> bool:
-        connector = self.scheduler.connector.pairing
-        return connector.asks or any(
-            each.has_failed for each in (*self._ended, *self._seen.values())
+        scheduler = self.scheduler
+        return bool(
+            scheduler.failed  # and nobody has been told
+            or scheduler.connector.pairing.asks
+            or any(each.has_failed for each in (*self._ended, *self._seen.values()))
         )
 
     def _has_ended(self) -> bool:

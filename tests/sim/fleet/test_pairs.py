@@ -553,6 +553,28 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
+def test_requests_that_fail_in_one_call_after_another_are_all_told() -> None:
+    """The first ones' clients waited on, and gave up what had ended."""
+    fleet = fleet_of(
+        links={"bytes_per_s": 1e8, "handshake_s": 0.01},
+        events=[
+            {"time_s": 0.5, "kind": "drain", "engine": 0},
+            {"time_s": 0.59375, "kind": "die", "engine": 1},
+            {"time_s": 1.0, "kind": "start", "engine": 1},
+        ],
+        connector={"kv_load_failure_policy": "fail"},
+    )
+    engine = TIGHT | {
+        "num_gpu_blocks_override": 200,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+    client = {"client": {"timeout_s": 0.3}}
+    is_the_same_stepwise(fleet, engine, num_requests=40, **client)
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(histories(), st.booleans())

@@ -413,7 +413,6 @@ class ConnectorScheduler(Scheduler):
 
     def receive(self, report: TransferReport) -> None:
         """Note the report of the workers with the output of a step, after `update`."""
-        self.failed = []
         if report.invalid_block_ids or report.failed:
             self._note_failures(set(report.invalid_block_ids), report.failed)
         self.received = self.connector.update_connector_output(report)
