@@ -62,8 +62,8 @@ def test_a_gpu_has_one_price() -> None:
             r"fleet.prices: should be .* such as \{per_gpu_hour: ...\}, got 3",
         ),
         (
-            fleet_of(2, "llm_d") | {"router": "llm_d"},
-            r"fleet.router: should be .* such as \{kind: ...\}, got 'llm_d'",
+            fleet_of(2, "llm_d") | {"router": 3},
+            r"fleet.router: should be .* such as \{kind: ...\}, got 3",
         ),
         (
             fleet_of(2, "llm_d")
