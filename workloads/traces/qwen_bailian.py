@@ -49,6 +49,7 @@ class QwenBailianTraceReader(MooncakeTraceReader):
     Cache in the Wild, USENIX ATC 2025.
     """
 
+    path: str | Path
     block_tokens: int = 16
 
     def _entries(self, bad: BadLines) -> Iterator[tuple[int, dict[str, Any]]]:
