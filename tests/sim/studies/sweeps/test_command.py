@@ -109,7 +109,7 @@ def test_a_sweep_is_a_dataset_that_opens_as_it_is(
 def test_repeats_that_the_seed_does_not_change_are_told(
     is_drawn: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = tiny()
+    base = tiny(num_gpu_blocks_override=100, max_model_len=1000)
     if not is_drawn:
         (tmp_path / "trace.csv").write_text(TRACE)
         trace = {"kind": "azure", "path": str(tmp_path / "trace.csv")}
