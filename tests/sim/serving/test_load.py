@@ -77,6 +77,7 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     if most < 3 * NUM_CONNECTIONS:
         pytest.skip(f"the system allows {most} open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of tests before
     client = Client("engine.model=Qwen/Qwen3-8B", speed=50)
     address = urlsplit(client.served.url)
     assert address.hostname is not None
@@ -110,7 +111,8 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     assert not run.recorder.active
     assert run.scheduler.cache_usage().num_physical_blocks == 0
     # kilobytes; an engine of this size and what tests import need 300 MB
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 900_000
+    most = max(peak + 1, 900_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most
 
 
 @pytest.mark.slow
