@@ -48,10 +48,11 @@ MARGIN_GIB: Final = 0.5
 CONSTANTS_SOURCE: Final = "SGLang's own rule; CUDA context from three published logs"
 MAX_PREFILL_TOKENS: Final = 16_384
 AITER_SHARE: Final = 0.85
+"""Part of `mem_fraction_static` that counts where AITER, the attention of AMD's GPUs,
+serves a `max_model_len` above `_AITER_LONGER_THAN` tokens."""
 _AITER_LONGER_THAN: Final = 8192
 _AITER_LATENT_HEADS: Final = (16, 128)
-"""What AITER, the attention of AMD's GPUs, takes of the share, of models that are
-longer; and heads of a rank with which it attends to latents."""
+"""Query heads of a rank with which AITER attends to latents."""
 _DRIVER_MIB: Final = {
     "t4": 15_360,
     "rtx_4090": 24_564,
@@ -134,7 +135,7 @@ def defaults_of(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `mem_fraction_static` follows from, where it is not given.
+    """Arguments from which a release derives a `mem_fraction_static` not given.
 
     Attributes
     ----------

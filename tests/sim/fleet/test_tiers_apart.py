@@ -236,7 +236,7 @@ def _num_common(one: dict[str, Any], other: dict[str, Any]) -> int:
 def test_a_prompt_is_let_go_that_a_decoder_refuses_amid_quiet_steps(
     *, ahead: bool
 ) -> None:
-    """What was refused is told by the next call, whatever ended before."""
+    """The next call tells of a refused request, whatever ended before."""
     small = {"max_model_len": 160}
     fleet = tiered(1, tier=TIER | small)
     data = data_of(TIGHT | {"async_scheduling": ahead}, fleet, 60, 12.0)
