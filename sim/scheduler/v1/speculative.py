@@ -267,12 +267,11 @@ class SpeculativeScheduler(BatchQueueScheduler):
         super().update(finished)
 
     def _check_blocks(self, request: Request) -> None:
-        num_tokens = self.num_computed_tokens(request)
         num_blocks = len(self.tables.block_ids(request))
         require(
-            num_blocks >= self.groups.num_entries(num_tokens),
-            f"request {request.request_id}: {num_tokens} tokens computed, "
-            f"{num_blocks} blocks held",
+            num_blocks >= self._num_needed_blocks(request),
+            f"request {request.request_id}: {self.num_computed_tokens(request)} tokens "
+            f"computed, {num_blocks} blocks held",
         )
 
 

@@ -114,6 +114,20 @@ def test_steps_yield_what_the_geometric_formula_says(
     assert abs(mean - expected) <= 4 * error + 1e-12
 
 
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("num_batch_tokens", [130, 512])
+def test_a_prompt_beyond_the_model_gets_slots_up_to_it(
+    num_batch_tokens: int, *, caches: bool
+) -> None:
+    limits = {"max_model_len": 128, "admission_check": False}
+    limits |= {"max_num_batched_tokens": num_batch_tokens, "num_gpu_blocks_override": 99}
+    limits |= {"num_requests": 10, "enable_prefix_caching": caches}
+    run = config(EAGLE, cost=CONSTANT, **limits)
+    checked = Simulation(run).run(check_every=1).summary
+    assert checked["length_capped"] + checked["unfinished"] > 0
+    assert checked == Simulation(run).run().summary
+
+
 def test_a_sure_drafter_divides_the_steps_of_a_request() -> None:
     lone = {"cost": CONSTANT, "num_requests": 1, "async_scheduling": False}
     plain = simulate(config(None, **lone)).summary
