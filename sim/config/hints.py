@@ -65,6 +65,9 @@ _NOT_BUILT = frozenset(
 )
 """Arguments of ``vllm serve`` that would matter, and are not simulated."""
 
+_UNITS = {"kv_offloading_size": "GiB", "swap_space": "GiB"}
+"""Of vLLM's keys that do not name theirs."""
+
 _WITH_A_UNIT = re.compile(r"[\d.]+\s*[A-Za-z%/]+")
 """Such as 256GiB."""
 
@@ -110,22 +113,26 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
         if path.endswith("engine.scheduler"):
             shown += "; releases are engine_version"
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
-        shown += _number_hint(value.strip(), is_int=problem["type"] == "int_type")
+        unit = _UNITS.get(path.rpartition(".")[2], "the unit of the key")
+        is_int = problem["type"] == "int_type"
+        shown += _number_hint(value.strip(), unit, is_int=is_int)
     return f"{path or 'configuration'}: {rule}{shown}{more}"
 
 
-def _number_hint(text: str, *, is_int: bool) -> str:
+def _number_hint(text: str, unit: str, *, is_int: bool) -> str:
     """Return how to write the number that a text stands for.
 
     Examples
     --------
-    >>> _number_hint("0,9", is_int=False), _number_hint("1,024", is_int=True)
+    >>> _number_hint("0,9", "s", is_int=False), _number_hint("1,024", "", is_int=True)
     ('; write 0.9, with a point', '; write 1024')
-    >>> _number_hint("1e3", is_int=True)
+    >>> _number_hint("1e3", "", is_int=True)
     '; write 1000'
+    >>> _number_hint("1TB", "GiB", is_int=False)
+    '; write the number alone, in GiB'
     """
     if _WITH_A_UNIT.fullmatch(text):
-        return "; write the number alone, in the unit of the key"
+        return f"; write the number alone, in {unit}"
     if not is_int and re.fullmatch(r"-?\d+,\d+", text):
         return f"; write {text.replace(',', '.')}, with a point"
     if is_int and re.fullmatch(r"\d{1,3}(,\d{3})+|\d(\.0*)?[eE]\+?\d{1,2}", text):

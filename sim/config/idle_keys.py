@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _NODE = 8
 """GPUs that one NVLink switch joins, but in racks."""
 _RACKS = ("gb200", "gb300")
+_MOST_HOST_GIB = 2**15
+"""32 TiB, the largest memory that one machine is sold with."""
 
 
 def idle_key_warnings(config: RunConfig) -> list[str]:
@@ -78,6 +80,7 @@ def _beyond(engine: EngineConfig) -> Iterator[str]:
             f"engine.swap_space does nothing: {engine.scheduler_kind} has no blocks on "
             f"the CPU"
         )
+    yield from _beyond_hosts(engine)
     ranks = engine.tensor_parallel_size
     if ranks > _NODE and not str(engine.gpu).startswith(_RACKS):
         yield (
@@ -90,3 +93,23 @@ def _beyond(engine: EngineConfig) -> Iterator[str]:
             f"engine.block_size: {size} is no power of two, and vLLM's kernels take "
             f"multiples of 16; decisions are simulated all the same"
         )
+
+
+def _beyond_hosts(engine: EngineConfig) -> Iterator[str]:
+    """Yield sizes of host memory that no host has."""
+    num_hosts = -(-engine.tensor_parallel_size // _NODE)
+    most = _MOST_HOST_GIB * num_hosts
+    per_gpu = engine.swap_space * engine.tensor_parallel_size
+    table = engine.kv_transfer_config
+    num_bytes = (table.extra.cpu_bytes_to_use if table is not None else None) or 0
+    extra = "kv_transfer_config.kv_connector_extra_config"
+    for key, unit, size_gib in (
+        ("kv_offloading_size", "GiB", engine.kv_offloading_size or 0.0),
+        (f"{extra}.cpu_bytes_to_use", "bytes", num_bytes / 2**30),
+        ("swap_space", "GiB, for each GPU", per_gpu),
+    ):
+        if size_gib > most:
+            yield (
+                f"engine.{key}: {size_gib / 1024:,.4g} TiB is more memory than any "
+                f"host has ({_MOST_HOST_GIB // 1024} TiB); the key is in {unit}"
+            )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from sim.config.files import override
+from sim.config.idle_keys import idle_key_warnings
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
@@ -67,6 +69,7 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engine.max_model_len", "8,192", "got '8,192'; write 8192$"),
         ("engine.max_num_seqs", "1,5", "got '1,5'; write it without quotes"),
         ("engine.gpu_memory_utilization", "0,9", "write 0.9, with a point$"),
+        ("engine.kv_offloading_size", "1TB", "'1TB'; write the number alone, in GiB$"),
         ("engine.blok_size", 16, "unknown key; did you mean 'block_size'"),
         ("engin", {}, "engin: unknown key; did you mean 'engine'"),
         ("engine.kind", "sglang", "unknown key; did you mean 'engine.scheduler'"),
@@ -450,6 +453,26 @@ def test_items_of_lists_are_set_by_number_or_name() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             override(data, [f"{key}=1"])
+
+
+def test_memory_that_no_host_has_is_warned_of() -> None:
+    def said(**engine: Any) -> list[str]:
+        return idle_key_warnings(parse_config(minimal(**engine)))
+
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    connector["kv_connector_extra_config"] = {"cpu_bytes_to_use": 10**14}
+    for engine, words in (
+        ({"kv_offloading_size": 100_000}, "97.66 TiB is .* the key is in GiB$"),
+        ({"kv_transfer_config": connector}, "90.95 TiB .* the key is in bytes$"),
+        (
+            {"swap_space": 10_000, "scheduler": "v0", "tensor_parallel_size": 4},
+            "39.06 TiB .* the key is in GiB, for each GPU$",
+        ),
+    ):
+        (line,) = said(**engine)
+        assert re.search(words, line), line
+    assert not said(kv_offloading_size=2**15)
+    assert not said(swap_space=8000, scheduler="v0", tensor_parallel_size=4)
 
 
 def test_goodput_limits_are_counted_and_checked() -> None:
