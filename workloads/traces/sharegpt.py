@@ -16,7 +16,7 @@ from workloads.requests.chains import in_order
 from workloads.spec import RequestSpec
 from workloads.traces.parsing.files import BadLines, no_rows, trace_path, warn
 from workloads.traces.parsing.json_values import json_values
-from workloads.traces.parsing.values import whole_problem
+from workloads.traces.parsing.values import MAX_THINK_S, whole_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from workloads.spec import Segment
 
 _ANSWERING = ("gpt", "assistant", "chatgpt", "bing", "bard")
-_MAX_THINK_S = 1e9
 
 
 class _Turn(NamedTuple):
@@ -119,7 +118,7 @@ class ShareGptTraceReader:
         if self.arrivals is not None:
             check_role("arrivals", self.arrivals, ArrivalProcess, "times_s(self, rng)")
         remedy = "give seconds, or leave it out for none"
-        between("think_time_s", self.think_time_s, 0, _MAX_THINK_S, remedy)
+        between("think_time_s", self.think_time_s, 0, MAX_THINK_S, remedy)
         if self.max_turns is not None:
             remedy = "give a number of turns, or leave it out for all"
             whole("max_turns", self.max_turns, 1, MAX_REQUESTS, remedy)

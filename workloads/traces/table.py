@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any, Literal
 
+from workloads._checks import MAX_TOKENS, between, whole
 from workloads.errors import WorkloadError
+from workloads.requests.chains import in_order
 from workloads.spec import RequestSpec
 from workloads.traces.llmservingsim import extended
 from workloads.traces.parsing.csv_lines import csv_lines, plain_int
@@ -21,6 +23,7 @@ from workloads.traces.parsing.requests import (
 )
 from workloads.traces.parsing.values import (
     MAX_SECONDS,
+    MAX_THINK_S,
     length_problem,
     session_numbers,
     time_problem,
@@ -60,19 +63,22 @@ class TableTraceReader:
     assume_history
         A session's prompts begin with its prompt and answer before, as far as they are
         long enough: what a chat or an agent sends.
+    system_tokens
+        Tokens with which all prompts begin, of those that are counted: one system
+        prompt.
+    think_time_s
+        Seconds from the end of an answer to the next request of its session, whenever
+        that came in the log. None: arrivals are as recorded, also within a session,
+        which had waited for the answers of their day.
     skip_bad_lines
-        Leave malformed lines out with a warning, instead of refusing the first.
+        Leave malformed lines out with a warning, instead of refusing the first. A
+        follow-up then follows the rest of its session.
 
     Raises
     ------
     WorkloadError
-        If the path is no path, a name of a column no text, the unit unknown, or a
-        history assumed without sessions.
-
-    Notes
-    -----
-    Arrivals are as recorded, also within a session: they had waited for the answers of
-    their day.
+        If the path is no path, a name of a column no text, the unit unknown, a number
+        out of range, or a history or a think time given without sessions.
     """
 
     path: str | Path
@@ -82,6 +88,8 @@ class TableTraceReader:
     time_unit: Literal["s", "ms", "us", "ns"] | None = None
     session: str | None = None
     assume_history: bool = False
+    system_tokens: int = 0
+    think_time_s: float | None = None
     skip_bad_lines: bool = False
 
     def __post_init__(self) -> None:
@@ -98,18 +106,29 @@ class TableTraceReader:
                 f"time_unit must be one of {', '.join(_PER_SECOND)}; "
                 f"got {self.time_unit!r}; leave it out for ISO times"
             )
-        if self.assume_history and self.session is None:
-            raise WorkloadError(
-                "assume_history needs session, the column of conversations; "
-                "got none; name it, or leave assume_history out"
-            )
+        remedy = "give tokens, or leave it out for none"
+        whole("system_tokens", self.system_tokens, 0, MAX_TOKENS, remedy)
+        if self.think_time_s is not None:
+            remedy = "give seconds, or leave it out for arrivals as recorded"
+            between("think_time_s", self.think_time_s, 0, MAX_THINK_S, remedy)
+        closes_loop = self.think_time_s is not None
+        needing = {"assume_history": self.assume_history, "think_time_s": closes_loop}
+        for key, is_set in needing.items():
+            if is_set and self.session is None:
+                raise WorkloadError(
+                    f"{key} needs session, the column of conversations; "
+                    f"got none; name it, or leave {key} out"
+                )
 
     def read(self) -> Iterator[RequestSpec]:
         with BadLines(self.path, self.skip_bad_lines) as bad:
             rows = self._rows(bad)
-            if self.session is None:
+            if self.session is None and not self.system_tokens:
                 return own_text_requests(self.path, (row[:4] for row in rows))
-            return self._with_sessions(in_arrival_order(self.path, list(rows)))
+            requests = self._sharing(in_arrival_order(self.path, list(rows)))
+            if self.think_time_s is None:
+                return requests
+            return iter(in_order(_following(requests, float(self.think_time_s))))
 
     def _rows(self, bad: BadLines) -> Iterator[_Row]:
         for number, values in self._lines(bad):
@@ -165,9 +184,14 @@ class TableTraceReader:
             return _iso_seconds(value) or 0.0
         return float(value) / _PER_SECOND[self.time_unit]
 
-    def _with_sessions(self, rows: list[_Row]) -> Iterator[RequestSpec]:
-        sessions = session_numbers([None if r[4] == "" else r[4] for r in rows])
+    def _sharing(self, rows: list[_Row]) -> Iterator[RequestSpec]:
+        sessions: Sequence[int | None] = [None] * len(rows)
+        if self.session is not None:
+            sessions = session_numbers([None if r[4] == "" else r[4] for r in rows])
         prompts = own_prompts(row[2] for row in rows)
+        if self.system_tokens:
+            system = (2 * len(rows), self.system_tokens)
+            prompts = (_behind(system, prompt) for prompt in prompts)
         if self.assume_history:
             prompts = _with_history(rows, prompts, sessions)
         first_s = rows[0][0]
@@ -177,6 +201,29 @@ class TableTraceReader:
             [row[3] for row in rows],
             sessions,
         )
+
+
+def _behind(system: Segment, prompt: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Return a prompt of as many tokens that begins with the system prompt."""
+    ((own, num_tokens),) = prompt
+    segment, num_system_tokens = system
+    if num_tokens <= num_system_tokens:
+        return ((segment, num_tokens),)
+    return (system, (own, num_tokens - num_system_tokens))
+
+
+def _following(
+    requests: Iterable[RequestSpec], think_time_s: float
+) -> Iterator[RequestSpec]:
+    """Yield requests of which those of a session wait for the one before."""
+    latest: dict[int, int] = {}
+    for request in requests:
+        session_id = request.session_id
+        previous_id = None if session_id is None else latest.get(session_id)
+        if session_id is not None:
+            latest[session_id] = request.request_id
+        delay_s = 0.0 if previous_id is None else think_time_s
+        yield request._replace(previous_id=previous_id, delay_s=delay_s)
 
 
 def _with_history(

@@ -101,6 +101,47 @@ def test_prompts_go_on_from_the_one_before_in_their_session(tmp_path: Path) -> N
     ]
 
 
+def test_the_next_of_a_session_waits_for_the_answer_before(tmp_path: Path) -> None:
+    path = write(tmp_path, "t,p,o,who\n0,9,2,a\n1,5,1,b\n2,20,3,a\n3,8,1,\n90,9,1,a\n")
+    options = {"time_unit": "s", "session": "who", "assume_history": True}
+    recorded = read(path, **options)
+    closed = read(path, **options, think_time_s=1.5)
+    keys = ("arrival_s", "session_id", "previous_id", "delay_s")
+    assert [tuple(getattr(each, key) for key in keys) for each in closed] == [
+        (0.0, 0, None, 0.0),
+        (1.0, 1, None, 0.0),
+        (1.5, 0, 0, 1.5),
+        (3.0, None, None, 0.0),
+        (3.0, 0, 2, 1.5),
+    ]
+    reset = {"arrival_s": 0.0, "previous_id": None, "delay_s": 0.0}
+    assert [each._replace(**reset) for each in closed] == [
+        each._replace(**reset) for each in recorded
+    ]
+    at_once = read(path, **options, think_time_s=0)
+    assert [each.num_prompt_tokens for each in at_once] == [9, 20, 9, 5, 8]
+    assert [each.previous_id for each in at_once] == [None, 0, 1, None, None]
+
+
+def test_prompts_begin_with_one_system_prompt(tmp_path: Path) -> None:
+    path = write(tmp_path, "t,p,o,who\n0,10,2,a\n1,5,1,b\n2,20,3,a\n3,8,1,\n")
+    alone = read(path, time_unit="s", system_tokens=6)
+    assert [each.prompt for each in alone] == [
+        ((8, 6), (0, 4)),
+        ((8, 5),),
+        ((8, 6), (4, 14)),
+        ((8, 6), (6, 2)),
+    ]
+    sessions = {"session": "who", "assume_history": True}
+    together = read(path, time_unit="s", system_tokens=6, **sessions)
+    assert [each.prompt for each in together] == [
+        ((8, 6), (0, 4)),
+        ((8, 5),),
+        ((8, 6), (0, 4), (1, 2), (4, 8)),
+        ((8, 6), (6, 2)),
+    ]
+
+
 def test_numbers_need_their_unit(tmp_path: Path) -> None:
     rule = "time_unit must be one of s, ms, us, ns where times are numbers; got 3 as t"
     for text in ("t,p,o\n3,1,1\n", '{"t": 3, "p": 1, "o": 1}'):
@@ -137,6 +178,9 @@ def test_bad_lines(row: str, unit: str | None, problem: str, tmp_path: Path) -> 
         ({"output_tokens": None}, "output_tokens must be the name of a column"),
         ({"time_unit": "min"}, "time_unit must be one of s, ms, us, ns; got 'min'"),
         ({"assume_history": True}, "assume_history needs session"),
+        ({"think_time_s": 0}, "think_time_s needs session, the column of .*; name it"),
+        ({"think_time_s": -1.0}, "think_time_s must be between 0 and 1e.09; got -1.0"),
+        ({"system_tokens": 0.5}, "system_tokens must be an integer; got 0.5; give"),
     ],
 )
 def test_settings(options: dict[str, Any], problem: str) -> None:

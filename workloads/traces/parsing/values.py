@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 1e12
 """Latest time: some 30,000 years."""
+MAX_THINK_S = 1e9
+"""Longest time between an answer and the next turn: some 30 years."""
 MAX_SESSION_ID = 2**62
 """Largest session id that is kept as it is; results hold 64 bits."""
 
