@@ -120,7 +120,10 @@ def test_a_prompt_beyond_the_model_gets_slots_up_to_it(
     num_batch_tokens: int, *, caches: bool
 ) -> None:
     limits = {"max_model_len": 128, "admission_check": False}
-    limits |= {"max_num_batched_tokens": num_batch_tokens, "num_gpu_blocks_override": 99}
+    limits |= {
+        "max_num_batched_tokens": num_batch_tokens,
+        "num_gpu_blocks_override": 99,
+    }
     limits |= {"num_requests": 10, "enable_prefix_caching": caches}
     run = config(EAGLE, cost=CONSTANT, **limits)
     checked = Simulation(run).run(check_every=1).summary
