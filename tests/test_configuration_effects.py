@@ -91,6 +91,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
             CHUNKS | {"long_prefill_token_threshold": 16},
         ),
         "cudagraph_capture_sizes": ([512], {}),
+        "override_generation_config": ({"top_p": 0.9}, {}),
     },
     "v1": {
         "preemption_victim": ("most_blocks", {}),
@@ -118,6 +119,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "prefill_schedule_interval": (4, {}),
         "async_scheduling": (False, {}),
         "cudagraph_capture_sizes": ([512], {}),
+        "override_generation_config": ({"top_k": 20}, {}),
         "speculative_config": ({"method": "mtp", "num_speculative_tokens": 2}, {}),
     },
     "hf_fifo": {

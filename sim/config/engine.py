@@ -39,6 +39,14 @@ _PRINTED_VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.\d+)*(?:[.+a-z-].*)?"
 fourth number, a build and what was added locally change no rule."""
 
 
+class GenerationTable(ConfigTable):
+    """What requests that do not say it are sampled by, under vLLM's names."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
 class EngineConfig(ConfigTable):
     """The serving engine, in vLLM's engine arguments."""
 
@@ -102,6 +110,7 @@ class EngineConfig(ConfigTable):
     enable_chunked_prefill: bool | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: Literal["release"] | list[Count] | None = None
+    override_generation_config: GenerationTable | None = None
     engine_version: str | None = None
     preemption_mode: Literal["recompute", "swap"] | None = None
     preemption_victim: str | Kind | None = None

@@ -13,6 +13,7 @@ from sim.costs.roofline import RooflineCost
 from sim.costs.roofline.cascade import rule_of as cascade_rule_of
 from sim.costs.roofline.graphs import release_sizes, rule_of
 from sim.costs.roofline.launches import LaunchedRooflineCost
+from sim.costs.roofline.sampling import rule_of as sampler_rule_of
 from sim.costs.steps.ahead import HostAhead
 from sim.costs.steps.pipeline import PipelineCost, StageLinks
 from sim.errors import ConfigError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import CostModel
     from sim.costs.roofline.cascade_rule import CascadeRule
+    from sim.costs.roofline.sampling import SamplerRule
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -210,6 +212,7 @@ def _built_cost_model(
         "graph_sizes": graph_sizes(engine),
         "host_rule": host_rule(engine),
         "cascade_rule": cascade_rule(engine, model, gpu),
+        "sampler_rule": sampler_rule(engine, gpu),
         **_links(config),
     }
     _refuse_gone(config.cost)
@@ -262,6 +265,19 @@ def cascade_rule(
         engine.kv_cache_dtype,
         replays_decodes=engine.version == "0.11.0",
     )
+
+
+def sampler_rule(engine: EngineConfig, gpu: GpuSpec) -> SamplerRule | None:
+    """Return how logits are filtered, as requests ask for by default; None: not."""
+    given = engine.override_generation_config
+    if given is None:
+        return None
+    if engine.speculative is not None:
+        raise ConfigError(
+            "engine.override_generation_config: filters of drafts are not built; "
+            "remove it, or speculative_config"
+        )
+    return sampler_rule_of(given.model_dump(), engine.version, gpu)
 
 
 def graph_rule(engine: EngineConfig) -> GraphRule:

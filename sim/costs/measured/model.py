@@ -26,6 +26,7 @@ from sim.costs.parts import Line, Memo, PartsCost, SteadyDecodes, launched
 from sim.costs.pricing import LineTable, lines_and_steps
 from sim.costs.rates.widths import ESTIMATE, read_widths, wider
 from sim.costs.roofline import RooflineCost
+from sim.costs.roofline.sampling import SamplerRule  # noqa: TC001 - see below
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.hardware.interconnects import GATHERING, All2AllBackend
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
@@ -114,8 +115,8 @@ class MeasuredCost(PartsCost):
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch; null for what the profile
         says, or else for the roofline's.
-    host_rule, schedule_request_s, piece_latency_s
-        As `RooflineCost` has them.
+    host_rule, schedule_request_s, piece_latency_s, sampler_rule
+        As `RooflineCost` has them. A profile's sampler does not filter.
 
     Raises
     ------
@@ -155,6 +156,7 @@ class MeasuredCost(PartsCost):
         host_rule: HostRule = HostRule(),  # noqa: B008 - frozen
         schedule_request_s: float | None = None,
         piece_latency_s: float | None = None,
+        sampler_rule: SamplerRule | None = None,
     ) -> None:
         self.profile = read_profile(Path(profile))
         host = self.profile.fit.get("host") or {}
@@ -195,6 +197,7 @@ class MeasuredCost(PartsCost):
             host_rule=host_rule,
             schedule_request_s=schedule_request_s,
             piece_latency_s=piece_latency_s,
+            sampler_rule=sampler_rule,
             **overheads,
         )
         with whole_tables(model):

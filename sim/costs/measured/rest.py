@@ -225,7 +225,9 @@ class MeasuredRest:
         if self._head is not None and num_rows:
             projection = self._head.at(num_rows)
         if self._sampler is not None and num_rows:
-            sampler = self._sampler.at(num_rows)
+            sampler = self._sampler.at(num_rows)  # greedy
+            filter_s = self._correction * self._rest.filter_s(num_rows)
+            sampler = sampler._replace(seconds=sampler.seconds + filter_s)
         return projection, sampler
 
     def launching_s(self, num_tokens: int, num_prefills: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,3 +113,14 @@ class WeightProduct:
 def efficiencies_of(gpu: GpuSpec, choice: Choice) -> Efficiencies:
     """Return `COMMON`, or the chip's own where `choice` asks and tables tell them."""
     return BY_CHIP.get(gpu.family, COMMON) if choice == "chip" else COMMON
+
+
+def efficiencies_told(gpu: GpuSpec, choice: Choice) -> dict[str, Any] | None:
+    """Return whose efficiencies they are, where they are not those of all."""
+    if choice == "common":
+        return None
+    is_known = gpu.family in BY_CHIP
+    return {
+        "of": gpu.family if is_known else "common",
+        "source": CHIP_SOURCE if is_known else "no table of this chip was fitted",
+    }

@@ -78,7 +78,7 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
                              · (pairs + prefill_tile_tokens · context),
                              at least KV bytes / bandwidth
         head_s               soft(head bytes / bandwidth, 2 · head · R / peak)
-                             + sampler passes over R · vocabulary logits
+                             + sampler passes over R · vocabulary logits, filters
         allreduce_s          2 · layers · seconds by size and link; see
                              `sim.costs.rates.collectives`
         swap_s               by variant, each way; see `sim.costs.transfers`
@@ -100,8 +100,7 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
     bounds what its layers read and multiply, layers with a state read and write it once
     a sequence and scan prompts; see `sim.costs.roofline.mixture`.
 
-    Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
-    under power limits, collectives of embedding and head.
+    Not modelled: skewed contexts, tiles, power limits, collectives of embedding, head.
 
     Raises
     ------
@@ -428,7 +427,8 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
 
     def head_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the output projection and of the sampler."""
-        return self._head.seconds(num_rows), self._sampler_row_s * num_rows
+        sampler_s = self._sampler_row_s * num_rows + self.filter_s(num_rows)
+        return self._head.seconds(num_rows), sampler_s
 
     # -- attention -----------------------------------------------------------------
 

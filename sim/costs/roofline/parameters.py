@@ -20,15 +20,15 @@ from sim.costs.experts.kernels import EXPERT_KERNELS, START_INTERVAL_S, reached_
 from sim.costs.experts.routed import CORRELATION, CORRELATION_INTERVAL
 from sim.costs.rates.collectives import reaching
 from sim.costs.rates.efficiencies import (
-    BY_CHIP,
-    CHIP_SOURCE,
     CHOICES,
     Choice,
     Products,
     efficiencies_of,
+    efficiencies_told,
 )
 from sim.costs.roofline.attention_kernels import FA2_DECODE_TILE_TOKENS, packs_heads
 from sim.costs.roofline.cascade_rule import CascadeRule  # noqa: TC001 - see above
+from sim.costs.roofline.sampling import SamplerRule  # noqa: TC001 - see above
 from sim.costs.sources import factor, parameter
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
@@ -164,6 +164,8 @@ class RooflineParameters:
         When a prefix that all requests share is read once, None for never; injected.
     cascade_layer_latency_s
         Seconds more that a layer of such a step spends on starting its kernels.
+    sampler_rule
+        How logits are filtered as requests ask for by default; injected. None: not.
     """
 
     model: ModelArchitecture
@@ -184,6 +186,7 @@ class RooflineParameters:
     graph_sizes: tuple[int, ...] = ()
     host_rule: HostRule = HostRule()  # noqa: RUF009 - frozen
     cascade_rule: CascadeRule | None = None
+    sampler_rule: SamplerRule | None = None
 
     efficiencies: Choice = field(default="chip", metadata=_CHOICE)
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
@@ -376,6 +379,12 @@ class RooflineParameters:
         schedule_s = 0.0 if self.host_rule.is_hidden else self.scheduling()["value"]
         return self.request_overhead_s + float(schedule_s)
 
+    def filter_s(self, num_rows: int) -> float:
+        """Return what filtering the logits of so many requests takes."""
+        if self.sampler_rule is None:
+            return 0.0
+        return self.sampler_rule.seconds(num_rows, self.model.vocab_size, self.gpu)
+
     def expert_ranks(self) -> ExpertRanks:
         return ExpertRanks(self.data_parallel_size, self.enable_expert_parallel)
 
@@ -443,16 +452,6 @@ class RooflineParameters:
         rate = {"value": self.link_bytes_per_s, "unit": "B/s", "source": "given"}
         return rate | sources.COLLECTIVES
 
-    def _efficiencies_told(self) -> dict[str, Any] | None:
-        """Return whose efficiencies they are, where they are not those of all."""
-        if self.efficiencies == "common":
-            return None
-        is_known = self.gpu.family in BY_CHIP
-        return {
-            "of": self.gpu.family if is_known else "common",
-            "source": CHIP_SOURCE if is_known else "no table of this chip was fitted",
-        }
-
     def describe(self) -> dict[str, Any]:
         parameters = {
             one.name: {"value": getattr(self, one.name)} | dict(one.metadata)
@@ -471,7 +470,7 @@ class RooflineParameters:
             parameters[key]["value"] = value
         is_divided = self.data_parallel_size > 1
         chosen = {
-            "efficiencies": self._efficiencies_told(),
+            "efficiencies": efficiencies_told(self.gpu, self.efficiencies),
             "interconnect": self.interconnect,
             "network": self.network,
             "enable_expert_parallel": self.enable_expert_parallel,
@@ -483,6 +482,7 @@ class RooflineParameters:
             "link": self._link_told(),
             "experts": bool(self.model.num_experts) and sources.EXPERTS,
             "cascade": self.cascade_rule and self.cascade_rule.described(),
+            "sampler": self.sampler_rule and self.sampler_rule.described(),
             "gpu_not_judged": not self.gpu.is_judged and sources.NOT_JUDGED,
         }
         return {

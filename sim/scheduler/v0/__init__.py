@@ -36,6 +36,7 @@ V0 = Generation(
             "max_long_partial_prefills",
             "max_num_partial_prefills",
             "num_lookahead_slots",
+            "override_generation_config",
             "preemption_victim",
             "scheduler_delay_factor",
             "scheduling_policy",

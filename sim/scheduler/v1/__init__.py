@@ -71,6 +71,7 @@ V1 = Generation(
             "mamba_ssm_cache_dtype",
             "max_num_active_seqs",
             "max_num_scheduled_tokens",
+            "override_generation_config",
             "preemption_victim",
             "prefill_schedule_interval",
             "prefix_cache_retention_interval",

@@ -46,6 +46,7 @@ def test_its_keys_are_keys_of_the_engine_that_it_reads(generation: Generation) -
     planned = {"disable_hybrid_kv_cache_manager", "prefix_match_unit"}
     planned |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype", "gdn_prefill_backend"}
     priced = {"cudagraph_capture_sizes", "disable_cascade_attn"}
+    priced |= {"override_generation_config"}
     assert generation.keys - policies - planned - priced <= read
 
 

@@ -200,6 +200,9 @@ def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any
     if key == "speculative_config":
         drafts = engine.speculative
         return drafts and json.dumps(drafts.model_dump(exclude_defaults=True))
+    if key == "override_generation_config":
+        given = engine.override_generation_config
+        return given and json.dumps(given.model_dump(exclude_defaults=True))
     return getattr(engine, key)
 
 
