@@ -9,37 +9,47 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cache.prompt_tree import PromptTree
 from sim.fleet.routers.aibrix_prefix import (
+    BLOCK_TOKENS,
     FORGOTTEN_AFTER_S,
     AIBrixPrefix,
     BlockTable,
 )
-from tests.sim.fleet.test_routers import request
+from sim.fleet.routers.block_index import Run, prompt_runs
+from tests.sim.fleet.test_routers import prompt_hashes, request
 
-MOST = 5
-HASHES = st.lists(st.integers(0, 7), max_size=7, unique=True)
+PROMPTS = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=4
+)
 
 
 class Table(RuleBasedStateMachine):
     """The table beside a list of blocks, the latest last, that is swept each second."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = BlockTable(MOST)
+    @initialize(most=st.integers(1, 30), in_tree=st.booleans())
+    def begin(self, most: int, *, in_tree: bool) -> None:
+        self.most, self.tree = most, PromptTree() if in_tree else None
+        self.table = BlockTable(most)
         self.naive: list[tuple[int, set[int], float]] = []
         self.now_s = 0.0
 
-    @rule(hashes=HASHES, place=st.integers(0, 2))
-    def add(self, hashes: list[int], place: int) -> None:
-        self.table.add(hashes, place, self.now_s)
+    def prompt(self, segments: list[tuple[int, int]]) -> tuple[list[Run], list[int]]:
+        made = request(0, *segments, tree=self.tree)
+        return prompt_runs(made, BLOCK_TOKENS), prompt_hashes(made, BLOCK_TOKENS)
+
+    @rule(segments=PROMPTS, place=st.integers(0, 2))
+    def add(self, segments: list[tuple[int, int]], place: int) -> None:
+        runs, hashes = self.prompt(segments)
+        self.table.add(runs, place, self.now_s)
         for each in hashes:
             known = [places for own, places, _ in self.naive if own == each]
             self.naive = [row for row in self.naive if row[0] != each]
             places = known[0] | {place} if known else {place}
             self.naive.append((each, places, self.now_s))
-            self.naive = self.naive[-MOST:]
+            self.naive = self.naive[-self.most :]
 
     @rule(seconds=st.integers(1, 3), last=st.sampled_from([0.0, 0.25, 0.5]))
     def wait(self, seconds: int, last: float) -> None:
@@ -52,8 +62,15 @@ class Table(RuleBasedStateMachine):
         self.now_s = end_s
         self.table.forget(end_s)
 
-    @rule(hashes=HASHES, among=st.sets(st.integers(0, 2), min_size=1))
-    def ask(self, hashes: list[int], among: set[int]) -> None:
+    @rule(place=st.integers(0, 2))
+    def forget_engine(self, place: int) -> None:
+        self.table.forget_engine(place)
+        left = [(each, places - {place}, sent) for each, places, sent in self.naive]
+        self.naive = [row for row in left if row[1]]
+
+    @rule(segments=PROMPTS, among=st.sets(st.integers(0, 2), min_size=1))
+    def ask(self, segments: list[tuple[int, int]], among: set[int]) -> None:
+        runs, hashes = self.prompt(segments)
         expected: dict[int, int] = {}
         for place in among:
             num_known = 0
@@ -63,13 +80,17 @@ class Table(RuleBasedStateMachine):
                 num_known += 1
             if num_known:
                 expected[place] = num_known * 100 // len(hashes)
-        assert self.table.percents(hashes, among) == expected
+        assert self.table.percents(runs, among) == expected
 
     @invariant()
     def is_sound(self) -> None:
         self.table.check()
-        held = list(self.table._places.items())
-        assert held == [(each, places) for each, places, _ in self.naive]
+        held = [
+            (span.places, span.sent_s)
+            for span in self.table._by_age
+            for _ in range(span.start, span.stop)
+        ]
+        assert held == [(places, sent_s) for _, places, sent_s in self.naive]
 
 
 TestTable = Table.TestCase
@@ -103,7 +124,7 @@ def test_prefix_then_load(
 def test_out_of_balance_only_the_least_loaded_are_looked_at() -> None:
     balanced, unbalanced = router([8, 0]), router([9, 0])
     for each in (balanced, unbalanced):
-        each.table.add([1, 2], 0, 0.0)
+        each.table.add([(1, 2)], 0, 0.0)
     assert balanced._looked_at() == [0, 1]
     assert unbalanced._looked_at() == [1]
     assert router([9, 0], imbalance_abs_count=9)._looked_at() == [0, 1]

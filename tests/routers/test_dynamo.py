@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from sim.engine.clock import Clock
-from sim.fleet.routers.block_index import prompt_hashes, prompt_runs
+from sim.fleet.routers.block_index import prompt_runs
 from sim.fleet.routers.dynamo_kv import DynamoKv
-from tests.sim.fleet.test_routers import request
+from tests.sim.fleet.test_routers import prompt_hashes, request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,29 +16,6 @@ Run = tuple[int, int]
 """Key of a run of blocks (`cache.hashing`), and how many a prompt has of it."""
 
 
-def _num_blocks(request: Request, block_size: int, most_tokens: int | None) -> int:
-    num_tokens = request.num_prompt_tokens
-    if most_tokens is not None:
-        num_tokens = min(num_tokens, most_tokens)
-    return num_tokens // block_size
-
-
-def prompt_hashes(request: Request, block_size: int) -> list[int]:
-    """Return the chained hashes of a prompt's full blocks.
-
-    Parameters
-    ----------
-    request
-        The request of the prompt.
-    block_size
-        Tokens a block of the router's, whatever the engine's is.
-    """
-    hashes: list[int] = []
-    num_blocks = _num_blocks(request, block_size, None)
-    request.tokens.extend_block_hashes(hashes, num_blocks, block_size)
-    return hashes
-
-
 def prompt_runs(
     request: Request, block_size: int, most_tokens: int | None = None
 ) -> list[Run]:
@@ -46,12 +23,17 @@ def prompt_runs(
 
     Parameters
     ----------
-    request, block_size
-        See `prompt_hashes`.
+    request
+        The request of the prompt.
+    block_size
+        Tokens a block of the router's, whatever the engine's is.
     most_tokens
         Leading tokens that are looked at; None for all.
     """
-    num_blocks = _num_blocks(request, block_size, most_tokens)
+    num_tokens = request.num_prompt_tokens
+    if most_tokens is not None:
+        num_tokens = min(num_tokens, most_tokens)
+    num_blocks = num_tokens // block_size
     if not num_blocks:
         return []
     runs = request.tokens.block_runs(block_size)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.prompt_tree import PromptTree
-from sim.fleet.routers.block_index import BlockIndex, prompt_hashes, prompt_runs
+from sim.fleet.routers.block_index import BlockIndex, prompt_runs
 from sim.fleet.routers.dynamo_kv import HeldBlocks, RoutedBlocks
-from tests.sim.fleet.test_routers import request
+from tests.sim.fleet.test_routers import prompt_hashes, request
 
 if TYPE_CHECKING:
     from sim.scheduler.request import Request

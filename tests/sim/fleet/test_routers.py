@@ -56,6 +56,14 @@ def request(
     )
 
 
+def prompt_hashes(request: Request, block_size: int) -> list[int]:
+    """Return the chained hashes of a prompt's full blocks, one by one."""
+    hashes: list[int] = []
+    num_blocks = request.num_prompt_tokens // block_size
+    request.tokens.extend_block_hashes(hashes, num_blocks, block_size)
+    return hashes
+
+
 def stream(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
