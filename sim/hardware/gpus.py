@@ -90,7 +90,8 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
     ("rtx_3090", 23.58, 936.2, 71, None, _PCIE4, _PCIE4,
      "NVIDIA Ampere GA102 architecture whitepaper"),
 )
-# The same of GPUs that nothing measured was held against. Memory of the RTX 5090 and
+# The same of GPUs that nothing measured was held against. Memory of the RTX 5090, the
+# RTX 5080 and its smaller sisters, the GB10, whose memory is its processor's, too, and
 # the T4 was printed by CUDA; of the others it is what drivers print, less half a GiB.
 # The T4 and the V100s have no bf16: their rates are those of float16. GPUs of an NVL
 # pair or with a bridge reach each other over PCIe beyond it. AMD's rates are peaks, as
@@ -98,6 +99,8 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
 _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], ...] = (
     ("b300_sxm", 268.1, 7700, 2250, 4500, 900, _PCIE5, "NVIDIA HGX B300"),
     ("gb200", 184.5, 8000, 2500, 5000, 900, 225, "NVIDIA GB200 NVL72"),
+    ("gb300", 276.9, 8000, 2500, 5000, 900, 225, "NVIDIA GB300 NVL72"),
+    ("gb10", 119.63, 273, 125, 250, 25, 273, "NVIDIA DGX Spark"),
     ("h20", 95.1, 4000, 148, 296, 450, _PCIE5, "NVIDIA H20 SXM5"),
     ("h20_3e", 139.8, 4800, 148, 296, 450, _PCIE5, "NVIDIA H20 141GB HBM3e"),
     ("h100_nvl", 93.1, 3938, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H100 NVL"),
@@ -106,12 +109,15 @@ _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], .
     ("gh200", 95.1, 4000, 989.4, 1978.9, 450, 450, "NVIDIA GH200 96GB HBM3"),
     ("a800_sxm", 79.25, 2039, 312, None, 200, _PCIE4, "NVIDIA A800 80GB SXM4"),
     ("a100_pcie_40gb", 39.49, 1555, 312, None, _PCIE4, _PCIE4, "NVIDIA A100 40GB PCIe"),
+    ("a30", 23.5, 933, 165, None, 100, _PCIE4, "NVIDIA A30"),
     ("a10", 22.0, 600, 125, None, _PCIE4, _PCIE4, "NVIDIA A10"),
     ("a10g", 22.0, 600, 70, None, _PCIE4, _PCIE4, "NVIDIA A10G (AWS G5)"),
     ("a40", 44.5, 696, 149.7, None, _PCIE4, _PCIE4, "NVIDIA A40"),
+    ("l40", 44.4, 864, 181.05, 362.1, _PCIE4, _PCIE4, "NVIDIA L40"),
     ("l20", 44.5, 864, 119.5, 239, _PCIE4, _PCIE4, "NVIDIA L20"),
     ("l4", 22.03, 300, 121, 242.5, _PCIE4, _PCIE4, "NVIDIA L4"),
     ("rtx_a6000", 47.5, 768, 154.8, None, _PCIE4, _PCIE4, "NVIDIA RTX A6000"),
+    ("rtx_a5000", 23.5, 768, 111.1, None, _PCIE4, _PCIE4, "NVIDIA RTX A5000"),
     ("rtx_6000_ada", 47.5, 960, 364.2, 728.5, _PCIE4, _PCIE4,
      "NVIDIA RTX 6000 Ada Generation"),
     ("rtx_4000_ada", 19.5, 360, 81.9, 163.8, _PCIE4, _PCIE4,
@@ -123,8 +129,18 @@ _UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], .
     ("v100s_pcie", 31.73, 1134, 130, None, _PCIE3, _PCIE3, "NVIDIA V100S PCIe 32GB"),
     ("rtx_4090_d", 23.516, 1008, 147.1, 294.2, _PCIE4, _PCIE4,
      "NVIDIA GeForce RTX 4090 D: the 4090's rates by its 114 of 128 processors"),
+    ("rtx_4080", 15.59, 716.8, 97.5, 194.9, _PCIE4, _PCIE4,
+     "NVIDIA Ada architecture whitepaper"),
+    ("rtx_4080_super", 15.59, 736.3, 104.4, 208.8, _PCIE4, _PCIE4,
+     "NVIDIA GeForce RTX 4080 SUPER"),
     ("rtx_5090", 31.36, 1792, 209.5, 419, _PCIE5, _PCIE5,
      "NVIDIA RTX Blackwell architecture whitepaper"),
+    ("rtx_5080", 15.47, 960, 112.6, 225.1, _PCIE5, _PCIE5,
+     "NVIDIA RTX Blackwell architecture whitepaper"),
+    ("rtx_5070_ti", 15.47, 896, 87.9, 175.8, _PCIE5, _PCIE5,
+     "NVIDIA GeForce RTX 5070 Ti"),
+    ("rtx_5060_ti", 15.47, 448, 47.4, 94.9, _PCIE4, _PCIE4,
+     "NVIDIA GeForce RTX 5060 Ti 16GB: eight lanes of PCIe 5"),
     ("mi300x", 191.5, 5300, 1307.4, 2614.9, 448, _PCIE5, "AMD Instinct MI300X"),
     ("mi325x", 255.5, 6000, 1307.4, 2614.9, 448, _PCIE5, "AMD Instinct MI325X"),
     ("mi355x", 287.5, 8000, 2516.6, 5033.2, 538, _PCIE5, "AMD Instinct MI355X"),
@@ -139,7 +155,12 @@ _FP4: Mapping[str, float] = MappingProxyType(
         "rtx_pro_6000_server": 2015.2,
         "b300_sxm": 13500,
         "gb200": 10000,
+        "gb300": 15000,
+        "gb10": 500,
         "rtx_5090": 1676,
+        "rtx_5080": 900.4,
+        "rtx_5070_ti": 703,
+        "rtx_5060_ti": 379.5,
         "mi355x": 10066,
     }
 )
@@ -158,13 +179,22 @@ _NUM_SMS: Mapping[str, int] = MappingProxyType(
         "l40s": 142,
         **dict.fromkeys(("rtx_pro_6000_workstation", "rtx_pro_6000_server"), 188),
         "rtx_5090": 170,
+        "rtx_5080": 84,
+        "rtx_5070_ti": 70,
+        "rtx_5060_ti": 36,
+        "gb10": 48,
+        "rtx_4080": 76,
+        "rtx_4080_super": 80,
         "rtx_4090": 128,
         "rtx_4090_d": 114,
         "rtx_3090": 82,
         "rtx_6000_ada": 142,
         "rtx_4000_ada": 48,
         "rtx_a6000": 84,
+        "rtx_a5000": 64,
         "a40": 84,
+        "a30": 56,
+        "l40": 142,
         "a10": 72,
         "a10g": 80,
         "l20": 92,
@@ -175,7 +205,10 @@ _NUM_SMS: Mapping[str, int] = MappingProxyType(
 AMD and of Blackwell data centres, whose attention is another."""
 
 
-_DRIVES_DISPLAYS = frozenset({"rtx_3090", "rtx_4090", "rtx_4090_d", "rtx_5090"})
+_DRIVES_DISPLAYS = frozenset(
+    {"rtx_3090", "rtx_4090", "rtx_4090_d", "rtx_4080", "rtx_4080_super"}
+    | {"rtx_5090", "rtx_5080", "rtx_5070_ti", "rtx_5060_ti"}
+)
 
 
 def _gpu(
@@ -207,6 +240,7 @@ _SAME_CHIP: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("h800_sxm", "gh200"), "h100"),
         "v100s_pcie": "v100",
         "rtx_4090_d": "rtx_4090",
+        "rtx_4080_super": "rtx_4080",
     }
 )
 """Not the A800's: releases ask for the name of the A100 (`default_batch`)."""
@@ -254,6 +288,9 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "v100s": "v100s_pcie",
         "v100s_pcie_32gb": "v100s_pcie",
         "a6000": "rtx_a6000",
+        "a5000": "rtx_a5000",
+        "dgx_spark": "gb10",
+        "rtx_5060_ti_16gb": "rtx_5060_ti",
         "rtx_pro_6000": "rtx_pro_6000_workstation",
         "rtx_6000_pro": "rtx_pro_6000_workstation",
     }

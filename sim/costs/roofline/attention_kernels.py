@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
 
 _HOPPER: Final = ("h100", "h200", "h800", "h20", "gh200")
-_BLACKWELL: Final = ("b200", "gb200", "b300")
+_BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
 """Of data centres."""
 
 FA2_DECODE_TILE_TOKENS: Final = 80

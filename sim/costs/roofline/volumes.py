@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sim.costs.roofline.mixture import LayerGroup, Mixture, StateLayers
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.layers import LayerKind, Mamba2Shape
-from sim.hardware.models.weights import TensorRole, is_quantised
+from sim.hardware.models.weights import TensorRole, is_quantised, scheme_of
 
 if TYPE_CHECKING:
     from sim.costs.roofline.parameters import RooflineParameters
@@ -74,7 +74,8 @@ def itemsize_bytes(
     model: ModelArchitecture, tensor: WeightTensor, scheme: QuantizationScheme | None
 ) -> float:
     """Return bytes of an element of a linear layer, scales included."""
-    if scheme is None or not is_quantised(tensor, scheme):
+    scheme = scheme_of(tensor, scheme)
+    if scheme is None:
         return dtype_bytes(model.dtype)
     scales = scheme.scale_bytes / (scheme.group_size or tensor.columns)
     return scheme.weight_bits / 8 + scales / scheme.group_rows

@@ -21,9 +21,11 @@ FIRST_DELTA_NET_CHECKPOINT_MINOR: Final = 33
 """Source: vLLM 0.32.0 and 0.33.0, ``layers/mamba/gdn/qwen_gdn_linear_attn.py``."""
 
 _HOPPER: Final = frozenset({"h100", "h200", "h20"})
-_BLACKWELL: Final = frozenset({"b200", "b300", "gb200", "rtx_pro_6000", "rtx_5090"})
+_BLACKWELL_DATA_CENTRE: Final = frozenset({"b200", "b300", "gb200", "gb300"})
+_BLACKWELL: Final = _BLACKWELL_DATA_CENTRE | {
+    *("rtx_pro_6000", "rtx_5090", "rtx_5080", "rtx_5070_ti", "rtx_5060_ti", "gb10")
+}
 _BLACKWELL_KEY_HEAD_DIM: Final = 128
-_BLACKWELL_DATA_CENTRE: Final = frozenset({"b200", "b300", "gb200"})
 _AMD: Final = "mi3"
 _SPARSE_BLOCK_SIZE: Final = 64
 _LATENT_BLOCK_SIZES: Final = (32, 64)
@@ -42,7 +44,7 @@ def is_blackwell(gpu: GpuSpec) -> bool:
 
 
 def is_data_centre_blackwell(gpu: GpuSpec) -> bool:
-    """Whether a GPU is a B200, B300 or GB200."""
+    """Whether a GPU is a B200, B300, GB200 or GB300."""
     return gpu.family in _BLACKWELL_DATA_CENTRE
 
 

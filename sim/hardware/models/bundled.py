@@ -121,6 +121,23 @@ def resolved_model(
 
 def _read_config(path: Path) -> ModelArchitecture:
     where = _shortened(str(path))
+    config = _json_object(path, where)
+    apart = path.with_name("hf_quant_config.json")
+    if not config.get("quantization_config") and apart.is_file():
+        told = _json_object(apart, _shortened(str(apart))).get("quantization")
+        if isinstance(told, dict):  # as ModelOpt exports it, and vLLM reads it
+            config["quantization_config"] = {
+                "quant_method": "modelopt",
+                "ignore": told.get("exclude_modules") or [],
+                **told,
+            }
+    name = config.get("_name_or_path")
+    if not isinstance(name, str) or not name:
+        name = path.parent.name or path.stem
+    return model_from_config(config, _shortened(name), where)
+
+
+def _json_object(path: Path, where: str) -> dict[str, Any]:
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,10 +154,7 @@ def _read_config(path: Path) -> ModelArchitecture:
         raise ConfigError(
             f"{where} must hold a JSON object; got a {type(config).__name__}"
         )
-    name = config.get("_name_or_path")
-    if not isinstance(name, str) or not name:
-        name = path.parent.name or path.stem
-    return model_from_config(config, _shortened(name), where)
+    return config
 
 
 def _shortened(text: str, most: int = 200) -> str:
@@ -160,7 +174,11 @@ def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
     folded = _folded()
     entry = folded.get(name.lower())
     owner, _, _ = name.lower().rpartition("/")
-    if entry is None and owner in {"", *(each.partition("/")[0] for each in folded)}:
+    if entry is None and owner in {
+        "",
+        _MIRROR,
+        *(each.partition("/")[0] for each in folded),
+    }:
         entry = _by_words().get(_words_of(name)) or _without_owner(name)
     if entry is None and owner in _QUANTISERS:
         entry = _requantised(name)
@@ -170,6 +188,8 @@ def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
     return _bundled_json(file_name), quantization
 
 
+_MIRROR = "unsloth"
+"""Owner of copies of others' checkpoints under their names."""
 _QUANTISERS = frozenset(
     {
         "casperhansen",
@@ -191,11 +211,13 @@ _SCHEMES_BY_ENDING = (
     (re.compile(r"[-.]quantized\.w4a16$"), "w4a16"),
     (re.compile(r"-awq(-int4)?$"), "awq"),
     (re.compile(r"-gptq(-int4)?$"), "gptq"),
+    (re.compile(r"-(nv)?fp4$"), "nvfp4"),
 )
+_EXPERTS_FACTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
 
 
 _DELTA_NET_FACT = "linear_num_value_heads"
-_SCHEMES_WITHOUT_DELTA_NETS = frozenset({"fp8", "w8a8", "w8a16", "w4a16"})
+_SCHEMES_WITHOUT_DELTA_NETS = frozenset({"fp8", "w8a8", "w8a16", "w4a16", "nvfp4"})
 """Those of llm-compressor, whose recipes list ``linear_attn`` under ``ignore``."""
 
 
@@ -206,7 +228,10 @@ def _requantised(name: str) -> tuple[str, str | None] | None:
         base = ending.sub("", tail)
         found = _by_words().get(_words_of(base)) if base != tail else None
         if found and found[1] is None:
-            has_net = _DELTA_NET_FACT in _bundled_json(found[0])
+            facts = _bundled_json(found[0])
+            if scheme == "nvfp4" and _EXPERTS_FACTS & facts.keys():
+                return None  # recipes differ in what attention is stored in
+            has_net = _DELTA_NET_FACT in facts
             is_left = has_net and scheme in _SCHEMES_WITHOUT_DELTA_NETS
             return found[0], f"{scheme}-but-states" if is_left else scheme
     return None

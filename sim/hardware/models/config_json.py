@@ -196,6 +196,8 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     encoder = whole.natural("num_multimodal_parameters", _MOST_PARAMETERS)
     encoder = encoder or encoder_parameters(whole, text, kind)
     quantised = whole.mapping("quantization_config")
+    if not quantised.values:  # of models with an encoder, of the text alone
+        quantised = text.mapping("quantization_config")
     is_biased = kind == "phi" or (kind == "starcoder2" and text.flag("use_bias"))
     bias = text.flag("attention_bias") or is_biased
     use_qk_norm = text.flag("use_qk_norm")

@@ -15,7 +15,8 @@ def quantization_name(config: Facts) -> str | None:
     """Return the scheme of a ``quantization_config``, or the name of its method."""
     if not config.values:
         return None
-    method = config.text("quant_method")
+    algorithm = config.text("quant_algo")  # which ModelOpt alone tells
+    method = config.text("quant_method") or ("modelopt" if algorithm else "")
     if not method:
         raise config.wrong("quant_method", "the name of a method")
     if method.split("_")[0] in {"gptq", "awq"}:
@@ -25,15 +26,19 @@ def quantization_name(config: Facts) -> str | None:
         if size is None:
             raise config.wrong(group, "the weights of a group, or -1")
         return packed_scheme_name(method, config.count(bits), size)
+    if method == "modelopt" and algorithm == "MIXED_PRECISION":
+        return _mixed_name(config.mapping("quantized_layers")) or method
+    name = None
     if method == "fp8" and config.items("weight_block_size"):
-        return _of_part("fp8-block128", config)
-    if method == "modelopt" and config.text("quant_algo") in _ALGORITHMS:
-        return _of_part(_ALGORITHMS[config.text("quant_algo")], config)
-    if method != "compressed-tensors":
-        return method
-    groups = config.mapping("config_groups")
-    names = {_group_name(groups.mapping(key)) for key in groups.values}
-    name = names.pop() if len(names) == 1 else None
+        name = "fp8-block128"
+    elif method == "fp8" and config.text("activation_scheme") == "static":
+        name = "fp8-tensor"
+    elif method == "modelopt":
+        name = _ALGORITHMS.get(algorithm)
+    elif method == "compressed-tensors":
+        groups = config.mapping("config_groups")
+        names = {_group_name(groups.mapping(key)) for key in groups.values}
+        name = names.pop() if len(names) == 1 else None
     return _of_part(name, config) if name else method
 
 
@@ -82,18 +87,40 @@ def _dtype_of_scheme(scheme: dict[str, Any]) -> str | None:
 
 _CACHE_ALGORITHMS = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _NVFP4_GROUP = 16
+_FOUR_BITS = frozenset({"NVFP4", "W4A16_NVFP4"})
 _ALGORITHMS = {"FP8": "fp8-tensor", "NVFP4": "nvfp4"}
-_WHOLE_ATTENTION = re.compile(r"attn\W*$")
+_WHOLE_ATTENTION = re.compile(r"attn(\W*|\.(q|q_b|kv_b)_proj)$")
+_WHOLE_MIXER = re.compile(r"mixer\.q_proj$")
+_MLP = re.compile(r"\b(mlp|(shared_)?experts?)\b")
 _SHARED_EXPERTS = re.compile(r"shared_experts?\W*$")
 
 
 def _of_part(name: str, config: Facts) -> str:
     """Return the name of a scheme that leaves out the modules of ``ignore``."""
     listed = [str(module) for module in config.items("ignore")]
+    if any(map(_WHOLE_MIXER.search, listed)):
+        return f"{name}-but-attention"
     if not any(map(_WHOLE_ATTENTION.search, listed)):
         return name
     only_experts = any(map(_SHARED_EXPERTS.search, listed))
     return f"{name}-experts" if only_experts else f"{name}-mlp"
+
+
+def _mixed_name(layers: Facts) -> str | None:
+    """Return the scheme of ModelOpt's MLPs in four bits and the rest in FP8, if it is.
+
+    Layers have names such as ``model.layers.0.self_attn.q_proj``.
+    """
+    kinds: dict[str, set[str]] = {"head": set(), "mlp": set(), "rest": set()}
+    for name in layers.values:
+        kind = "mlp" if _MLP.search(name) else "rest"
+        algorithm = layers.mapping(name).text("quant_algo")
+        kinds["head" if name.endswith("lm_head") else kind].add(algorithm)
+    is_known = kinds["mlp"] <= _FOUR_BITS and kinds["rest"] <= {"FP8"}
+    if not kinds["mlp"] or not is_known or not kinds["head"] <= _FOUR_BITS:
+        return None
+    name = "nvfp4-mlp-head" if kinds["head"] else "nvfp4-mlp"
+    return f"{name}+fp8-tensor" if kinds["rest"] else name
 
 
 def _fp8_name(strategy: str, *, is_dynamic: bool) -> str:

@@ -24,6 +24,10 @@ class QuantizationScheme:
     """Whether attention, and layers with a state, keep the model's precision."""
     left_part: str = ""
     """The `WeightTensor.part` that keeps it."""
+    has_head: bool = False
+    """Whether an output head of its own is stored so, too."""
+    others: QuantizationScheme | None = None
+    """How the projections are stored that it leaves out, if not as they were."""
     quantized_activation: bool = False
     """Whether the layer's input is copied at one byte an element."""
     multiplies_fp4: bool = False
@@ -73,11 +77,13 @@ CONTAINERS = frozenset(
 USUAL_GROUP_SIZE = 128
 _PARTS: dict[str, dict[str, Any]] = {
     "-mlp": {"only_mlps": True},
+    "-mlp-head": {"only_mlps": True, "has_head": True},
     "-experts": {"only_experts": True},
     "-but-attention": {"left_part": "attention"},
     "-but-states": {"left_part": "states"},
 }
-"""Ends of names of schemes that only part of a model is stored in."""
+"""Ends of names of schemes that only part of a model is stored in; the projections
+of the rest may be in another, as of ``nvfp4-mlp+fp8-tensor``."""
 _PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
 
 
@@ -107,6 +113,13 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
             f"quantization must name a scheme: {name!r} says neither bits"
             " nor groups; use 'fp8', 'w8a8' or 'w4a16', or the path of a config.json"
         )
+    first, joined, rest = name.partition("+")
+    if joined:
+        return replace(_scheme(first), others=_scheme(rest))
+    return _scheme(name)
+
+
+def _scheme(name: str) -> QuantizationScheme:
     whole, part = name, {}
     for ending, fields in _PARTS.items():
         if name.endswith(ending):
@@ -162,8 +175,6 @@ def held_scheme_name(
 
 def _kind(name: str) -> str:
     """Return the kind of a scheme: its layouts of groups and scales are left out."""
-    for ending in _PARTS:
-        name = name.removesuffix(ending)
     whole = name.partition("-")[0].removesuffix("_marlin")
     return "int8" if whole == "w8a8" else whole
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind, Mamba2Shape
@@ -157,7 +158,12 @@ def weight_bytes(
 ) -> int:
     """Return the bytes that loading the model takes on one rank."""
     total = 0
-    for tensor in weight_tensors(model, tensor_parallel_size, experts=experts):
+    tensors = weight_tensors(model, tensor_parallel_size, experts=experts)
+    if scheme is not None and scheme.has_head and not model.tie_word_embeddings:
+        embedding = next(tensors)
+        head = replace(embedding, role=TensorRole.LINEAR, is_mlp=True, count=1)
+        tensors = chain([replace(embedding, count=1), head], tensors)
+    for tensor in tensors:
         one = tensor_bytes(tensor, itemsize_bytes, scheme)
         total += tensor.count * allocated_bytes(one)
     positions = model.num_rotary_positions or model.max_position_embeddings
@@ -191,13 +197,23 @@ def tensor_bytes(
     tensor: WeightTensor, itemsize_bytes: int, scheme: QuantizationScheme | None
 ) -> int:
     """Return the bytes of one of such tensors, scales included."""
-    if scheme is None or not is_quantised(tensor, scheme):
+    scheme = scheme_of(tensor, scheme)
+    if scheme is None:
         return tensor.num_elements * itemsize_bytes
     rows, columns = tensor.num_groups * tensor.rows, tensor.columns
     scales_per_row = 1 if scheme.group_size is None else columns / scheme.group_size
     packed = rows * columns * scheme.weight_bits / 8
     scales = rows * scales_per_row / scheme.group_rows
     return int(packed + scales * scheme.scale_bytes)
+
+
+def scheme_of(
+    tensor: WeightTensor, scheme: QuantizationScheme | None
+) -> QuantizationScheme | None:
+    """Return the scheme that stores the tensor; None for the model's precision."""
+    if scheme is None or is_quantised(tensor, scheme):
+        return scheme
+    return scheme.others if tensor.role is TensorRole.LINEAR else None
 
 
 def is_quantised(tensor: WeightTensor, scheme: QuantizationScheme) -> bool:

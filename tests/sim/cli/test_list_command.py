@@ -78,7 +78,7 @@ def test_facts_are_those_of_the_code() -> None:
     ("words", "names"),
     [
         ("h100 pcie", ["h100_pcie"]),
-        ("NVIDIA L4", ["l40s", "l4"]),
+        ("NVIDIA L4", ["l40s", "l40", "l4"]),
         ("rtx_pro server", ["rtx_pro_6000_server"]),
     ],
 )
@@ -123,5 +123,5 @@ def test_what_is_not_there_is_said_in_a_line(
     assert "did you mean 'victims'?" in capsys.readouterr().err
     assert kvsim(["gpus", "h99"]) == 2
     assert capsys.readouterr().err == (
-        "kvsim: gpus: nothing bundled has 'h99'; without a word all 40 are listed\n"
+        "kvsim: gpus: nothing bundled has 'h99'; without a word all 50 are listed\n"
     )

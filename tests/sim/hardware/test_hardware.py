@@ -90,7 +90,12 @@ def test_form_factors_share_a_family() -> None:
         "rtx_4090",
         "rtx_3090",
         "rtx_4090_d",
+        "rtx_4080",
+        "rtx_4080_super",
         "rtx_5090",
+        "rtx_5080",
+        "rtx_5070_ti",
+        "rtx_5060_ti",
     ]
 
 
@@ -128,6 +133,15 @@ def test_spellings() -> None:
         ("NVIDIA A100-PCIE-40GB", "a100_pcie_40gb"),
         ("NVIDIA B300 SXM6 AC", "b300_sxm"),
         ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GB10", "gb10"),
+        ("DGX Spark", "gb10"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA GeForce RTX 4080", "rtx_4080"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "rtx_4080_super"),
+        ("NVIDIA RTX A5000", "rtx_a5000"),
+        ("RTX 5060 Ti", "rtx_5060_ti"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA A30", "a30"),
         ("NVIDIA H200 NVL", "h200_nvl"),
         ("NVIDIA L20", "l20"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx_6000_ada"),

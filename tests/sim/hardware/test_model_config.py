@@ -489,6 +489,23 @@ def test_unreadable_configs(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block128"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-tensor"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["backbone.layers.12.mixer.q_proj"],
+            },
+            "nvfp4-but-attention",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head", "model.layers.3.self_attn.q_b_proj"],
+            },
+            "nvfp4-mlp",
+        ),
         (
             {
                 "quant_method": "modelopt",
@@ -514,6 +531,66 @@ def test_quantization_config(
     tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
     rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
     assert load_model(config).quantization == scheme
+
+
+FP8_PROJECTION = {"quant_algo": "FP8"}
+FP4_PROJECTION = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("layers", "scheme"),
+    [
+        ({"mlp.up_proj": FP4_PROJECTION}, "nvfp4-mlp"),
+        (
+            {"self_attn.q_proj": FP8_PROJECTION, "mlp.up_proj": FP4_PROJECTION},
+            "nvfp4-mlp+fp8-tensor",
+        ),
+        (
+            {"linear_attn.out_proj": FP8_PROJECTION, "mlp.experts": FP4_PROJECTION}
+            | {"lm_head": FP4_PROJECTION},
+            "nvfp4-mlp-head+fp8-tensor",
+        ),
+        (
+            {"mixer.in_proj": FP8_PROJECTION, "mixer.experts.3.up_proj": FP4_PROJECTION}
+            | {"mixer.shared_experts.up_proj": FP4_PROJECTION},
+            "nvfp4-mlp+fp8-tensor",
+        ),
+        ({"mlp.up_proj": FP8_PROJECTION}, "modelopt"),
+        ({"self_attn.q_proj": FP4_PROJECTION}, "modelopt"),
+    ],
+)
+def test_mixed_precision(
+    config: Path, layers: dict[str, dict[str, object]], scheme: str
+) -> None:
+    asked = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    told = {f"model.layers.0.{name}": facts for name, facts in layers.items()}
+    rewrite(config, quantization_config=asked | {"quantized_layers": told})
+    assert load_model(config).quantization == scheme
+
+
+def test_what_model_opt_tells_in_a_file_of_its_own_is_read(
+    config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(config.read_text())
+    plain = load_model(tmp_path)
+    told = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+    apart = tmp_path / "hf_quant_config.json"
+    apart.write_text(
+        json.dumps({"quantization": told | {"exclude_modules": ["lm_head"]}})
+    )
+    found = load_model(tmp_path)
+    assert (plain.quantization, found.quantization) == (None, "nvfp4")
+    assert found.kv_cache_dtype == "fp8_e4m3"
+    apart.write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object; got a list"):
+        load_model(tmp_path)
+
+
+def test_the_scheme_of_the_text_counts(config: Path) -> None:
+    """Kimi-K2.5 has its scheme in ``text_config``, and a release reads it there."""
+    asked = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    rewrite(config, text_config={"quantization_config": asked})
+    assert load_model(config).quantization == "fp8-block128"
 
 
 def test_bytes_multiply_bytes_where_inputs_are_quantised_too(config: Path) -> None:
