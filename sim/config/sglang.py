@@ -12,12 +12,20 @@ from sim.scheduler.sglang.names import (
     NEGATED,
     SAME_SWITCHES,
 )
+from sim.scheduler.sglang.settings import SCHEDULE_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _COMMON = NAMES | NEGATED | SAME_SWITCHES
 _PAGES = "num_gpu_blocks_override"
+_OTHER_POLICIES = {
+    "hrrn": "SGLang 0.5.23",
+    "shortest-prefill-first": "SGLang 0.5.23",
+    "random": "SGLang",
+    "routing-key": "SGLang",
+}
+"""Orders of the queue that are not built, and which releases have them."""
 
 
 def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +39,8 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If a key is given in both names, or makes no sense, or has no effect.
+        If a key is given in both names, or makes no sense, or has no effect, or asks
+        for what is not built.
     """
     found = dict(engine)
     for name, common in _COMMON.items():
@@ -57,6 +66,12 @@ def read_arguments(engine: dict[str, Any]) -> dict[str, Any]:
                 f"given, too; leave one of them out"
             )
         found[_PAGES] = _pages(found)
+    policy = found.get("schedule_policy")
+    if isinstance(policy, str) and policy in _OTHER_POLICIES:
+        raise ConfigError(
+            f"schedule_policy: {policy}, which {_OTHER_POLICIES[policy]} has, is not "
+            f"built; take one of {', '.join(SCHEDULE_POLICIES)}"
+        )
     size, whole = found.get("max_num_batched_tokens"), found.get("max_prefill_tokens")
     if found.get("enable_chunked_prefill") is False and size not in {
         None,

@@ -99,10 +99,11 @@ class RunConfig(ConfigTable):
 
     def _check_ranks(self, engine: EngineConfig) -> None:
         """Refuse ranks of replicas with servers of their own."""
-        if engine.data_parallel_size > 1 and engine.api_server_count:
+        servers = engine.api_server_count
+        if engine.data_parallel_size > 1 and servers is not None and servers > 1:
             raise ValueError(
                 f"fleet: the router chooses the rank, and no API server of the "
-                f"replica, got api_server_count {engine.api_server_count}; remove it"
+                f"replica, got api_server_count {servers}; remove it"
             )
 
     def _check_flow(self, engine: EngineConfig, place: int) -> None:

@@ -123,6 +123,15 @@ def test_replicas_step_apart_and_ranks_of_one_together() -> None:
     assert rows["pool 1 ranks"].startswith("1 engine of 70 blocks of 16 tokens, ")
 
 
+def test_one_server_a_rank_is_what_a_fleet_has_anyway() -> None:
+    fleet = fleet_of("round_robin", (2, 3))
+    told, left_out = (
+        Simulation(parse_config(data_of(EXPERTS | more, fleet))).run().summary
+        for more in ({"api_server_count": 1}, {})
+    )
+    assert told == left_out
+
+
 def test_gpus_of_all_ranks_are_paid_for() -> None:
     fleet = fleet_of("round_robin", (2, 3)) | {"prices": {"per_gpu_hour": {}}}
     fleet["prices"]["per_gpu_hour"][data_of({}, None)["engine"]["gpu"]] = 3.0

@@ -332,6 +332,10 @@ def test_a_pool_of_other_pages_has_the_tokens_of_all() -> None:
             {"engine_version": "0.5.18"},
             "covers SGLang 0.5.9 to 0.5.12 and 0.5.19 to 0.5.23, got '0.5.18'",
         ),
+        (
+            {"schedule_policy": "hrrn", "engine_version": "0.5.23"},
+            "hrrn, which SGLang 0.5.23 has, is not built; take one of fcfs, lpm, ",
+        ),
         ({"radix_eviction_policy": "lfru"}, "radix_eviction_policy must be one of lru"),
         (
             {"enable_priority_scheduling": True, "schedule_policy": "lpm"},

@@ -52,6 +52,7 @@ METRICS: Final = {
     "output_throughput": "output tokens/s",
     "num_preemptions": "preemptions",
     "kv_cache_usage_mean": "KV usage, mean",
+    "gpu_hours": "GPU hours",
 }
 """Numbers of each run that the page shows."""
 
@@ -105,10 +106,10 @@ def load_sweep(path: Path) -> Sweep:
         keys = tuple(names[names.index("repeat") + 1 : names.index("status")])
         keys = tuple(key for key in keys if key != "seed")
         wanted = ["run", "repeat", *keys, "seed", "status", "error"]
-        more = (*METRICS, *_OF_KNEES, _VERDICT)
-        wanted += [name for name in more if name in names]
-        for file in files:
-            rows += pq.ParquetFile(file).read(wanted).to_pylist()
+        wanted += [*METRICS, *_OF_KNEES, _VERDICT]
+        for file in map(pq.ParquetFile, files):
+            names = file.schema_arrow.names
+            rows += file.read([name for name in wanted if name in names]).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ResultsError(
             f"'{path / 'runs'}' cannot be read: {error}; sweep again"

@@ -53,7 +53,7 @@ def test_each_run_is_there_with_the_numbers_of_the_dataset(
         for key, value in page.data(number):
             assert value == pytest.approx(done.loc[number, key], rel=0, abs=0)
             found += 1
-    assert found == len(done) * len(METRICS)
+    assert found == len(done) * len({*METRICS} & {*runs.columns})
 
 
 def test_failures_say_why(page: Page, runs: pd.DataFrame) -> None:
@@ -67,7 +67,9 @@ def test_failures_say_why(page: Page, runs: pd.DataFrame) -> None:
 
 def test_curves_are_means_over_repeats(page: Page, runs: pd.DataFrame) -> None:
     done = runs.query("status == 'done'")
-    assert set(page.figures) == {name.replace("_", "-") for name in METRICS}
+    assert set(page.figures) == {
+        name.replace("_", "-") for name in METRICS if name in runs
+    }
     for metric in METRICS:
         expected = done.groupby([SEQS, BLOCKS])[metric].mean()
         spec = page.figures[metric.replace("_", "-")]
@@ -129,3 +131,16 @@ def test_the_page_says_which_runs_keep_the_objectives(tmp_path: Path) -> None:
     assert f"The objectives hold in 1 of 2 runs: {kept[0]}." in page.visible
     assert page.visible.count("missed: p95_ttft_ms") == 1
     assert page.visible.count("kept") == 1
+
+
+def test_a_run_of_a_fleet_tells_its_gpu_hours(tmp_path: Path) -> None:
+    fleet = {"pools": [{"name": "only", "replicas": 2}], "router": "round_robin"}
+    spec = write_sweep(tmp_path, grid={"fleet": [None, fleet]})
+    out = tmp_path / "out"
+    told = ["sweep", str(spec), "--out", str(out), "--workers", "1", "--quiet"]
+    assert kvsim(told) == 0
+    hours = pd.read_parquet(out / "runs").set_index("run").loc[1, "gpu_hours"]
+    page = page_of(out)
+    assert page.visible.count("GPU hours") == 1
+    assert ("gpu_hours", hours) in page.data(1)
+    assert "gpu_hours" not in dict(page.data(0))
