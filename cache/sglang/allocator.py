@@ -78,6 +78,16 @@ class SlotAllocator:
         self._released: deque[Slots] = deque()
         self._group: list[Slots] | None = None
 
+    @property
+    def num_available_peers(self) -> int:
+        """Free slots of layers with a window, if there are such."""
+        return self.num_available_tokens
+
+    @property
+    def num_allocatable_tokens(self) -> int:
+        """Free slots, of both kinds where there are two."""
+        return min(self.num_available_tokens, self.num_available_peers)
+
     # -- taking ---------------------------------------------------------------
 
     def allocate(self, num_tokens: int) -> Slots:

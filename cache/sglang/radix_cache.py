@@ -3,82 +3,35 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from cache.errors import CacheConfigError, require
 from cache.sglang.allocator import NO_SLOTS
+from cache.sglang.nodes import RANKS, NodeWindow, Rank, TreeNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from cache.sglang.allocator import SlotAllocator, Slots
+    from cache.sglang.windows import TreeWindow
 
 
-class TreeNode:
-    """Tokens behind those of its parent, and the slots that hold them.
-
-    Attributes
-    ----------
-    key, slots
-        Its tokens, whole pages, and their slots.
-    children
-        By the first page of their keys.
-    lock_ref
-        Requests that hold it, or a node below.
-    access, born
-        Times by the tree's own clock, which grows by one a look; the unified tree has
-        parts of one.
-    hit_count
-        Insertions that passed or made it; counted from 0.5.10 on.
-    priority
-        The most urgent of the requests that inserted it.
-    """
-
-    __slots__ = (
-        "access",
-        "born",
-        "children",
-        "hit_count",
-        "key",
-        "lock_ref",
-        "parent",
-        "priority",
-        "slots",
-    )
-
-    def __init__(
-        self, key: Slots, slots: Slots, parent: TreeNode | None, now: int, priority: int
-    ) -> None:
-        self.key = key
-        self.slots = slots
-        self.parent = parent
-        self.children: dict[bytes, TreeNode] = {}
-        self.lock_ref = 0
-        self.hit_count = 0
-        self.access: float = now
-        self.born = now
-        self.priority = priority
-
-
-Rank = tuple[float, ...]
 _STEP: Final = 0.00001  # by which the unified tree makes a parent older than its child
-_PROTECTED_HITS: Final = 2
 
-RANKS: Final[dict[str, Callable[[TreeNode], Rank]]] = {
-    "lru": lambda node: (node.access,),
-    "lfu": lambda node: (node.hit_count, node.access),
-    "slru": lambda node: (node.hit_count >= _PROTECTED_HITS, node.access),
-    "fifo": lambda node: (node.born,),
-    "mru": lambda node: (-node.access,),
-    "filo": lambda node: (-node.born,),
-    "priority": lambda node: (node.priority, node.access),
-}
-"""Ranks by ``radix_eviction_policy``: the leaf of the smallest is evicted first.
 
-Source: SGLang 0.5.9, ``mem_cache/evict_policy.py``; ``slru`` of 0.5.10.
-"""
+class Insertion(Protocol):
+    """What becomes of a request's slots as its prefix goes into the tree."""
+
+    def passed(self, node: TreeNode, first: int, end: int) -> None:
+        """Take note that a node has the tokens from one to another already."""
+        ...
+
+    def added(self, node: TreeNode, first: int) -> None:
+        """Take note of a node that is new, from a token on."""
+        ...
 
 
 class RadixCache:
@@ -100,6 +53,8 @@ class RadixCache:
         and the upper one is as old as the node was.
     sorts_pages
         Whether the pages of an evicted node are freed in order, as before 0.5.20.
+    window
+        What layers with a window keep of it; None where there are none.
 
     Attributes
     ----------
@@ -110,11 +65,10 @@ class RadixCache:
     evictions
         Each call of `evict` that removed something: tokens asked for, and length and
         first slot of each node. Emptied by its reader.
-    passed
-        Of the latest insertion: how many of its tokens were there at the end of each
-        node on its way.
     latest
         The node that the latest insertion ended with.
+    num_found_tokens
+        Of the latest look: those that are there, reusable or not.
 
     Notes
     -----
@@ -131,6 +85,7 @@ class RadixCache:
         counts_hits: bool = False,
         unified: bool = False,
         sorts_pages: bool = False,
+        window: TreeWindow | None = None,
     ) -> None:
         if eviction_policy not in RANKS:
             raise CacheConfigError(
@@ -148,8 +103,9 @@ class RadixCache:
         self._counts_hits = counts_hits
         self.unified = unified
         self._sorts = sorts_pages and allocator.page_size > 1
-        self.passed: list[int] = []
+        self.window = window
         self.latest = self.root
+        self.num_found_tokens = 0
         self._now = 0
         self._num_offers = 0
         self._leaves: list[tuple[Rank, int, TreeNode]] = []  # unlocked, or were so
@@ -157,18 +113,21 @@ class RadixCache:
     # -- looking --------------------------------------------------------------
 
     def match(self, tokens: Slots) -> tuple[Slots, TreeNode]:
-        """Return the slots of the longest prefix that is there, and its node.
+        """Return the slots of the longest prefix that is reusable, and its node.
 
         Looks change the tree: nodes on the way are touched, and one that matches in
         part is split.
         """
         key = tokens[: len(tokens) // self.page_size * self.page_size]
+        self.num_found_tokens = 0
         if not len(key):
             return NO_SLOTS, self.root
         now = 0 if self.unified else self._look()
-        node = self.root
+        window, num_in_row = self.window, inf
+        node = best = self.root
         node.access = now
         found: list[Slots] = []
+        num_best = 0
         while len(key):
             child = node.children.get(self._first_page(key))
             if child is None:
@@ -177,15 +136,24 @@ class RadixCache:
                 self._touch(child, now)
             num_common = self._num_common(child.key, key)
             if num_common < len(child.key):
-                child = self._split(child, num_common)
+                child = self.split(child, num_common)
             found.append(child.slots)
             node = child
+            self.num_found_tokens += num_common
+            if window is None:
+                best, num_best = node, len(found)
+            else:
+                num_in_row = window.reach(num_in_row, node)
+                if num_in_row >= window.num_tokens:
+                    best, num_best = node, len(found)
             key = key[num_common:]
             if len(child.children) == 0:
                 break
+        if window is not None:
+            window.touch(best)
         if self.unified:
-            self._touch_path(node)
-        return np.concatenate(found) if found else NO_SLOTS, node
+            self._touch_path(best)
+        return np.concatenate(found[:num_best]) if num_best else NO_SLOTS, best
 
     def insert(
         self,
@@ -195,15 +163,16 @@ class RadixCache:
         *,
         counts: bool = True,
         num_counted: int = 0,
+        insertion: Insertion | None = None,
     ) -> int:
         """Add a prefix of whole pages; return how many of its tokens were there.
 
         `counts` says whether it is a hit of the nodes that it passes, but for those
-        that end within the first `num_counted` tokens.
+        that end within the first `num_counted` tokens. `insertion` is told which nodes
+        were there, and which one is new.
         """
         now = self._look()
         may_count = counts and self._counts_hits
-        self.passed = []
         node = self.root
         node.access = now
         node.priority = max(node.priority, priority)
@@ -215,28 +184,42 @@ class RadixCache:
             self._touch(child, self._look() if self.unified else now)
             num_common = self._num_common(child.key, key)
             if num_common < len(child.key):
-                child = self._split(child, num_common)
+                child = self.split(child, num_common)
             counts = may_count and num_found + num_common > num_counted
-            child.hit_count += counts
-            if priority > child.priority:
+            is_more_urgent = priority > child.priority
+            if is_more_urgent:
                 child.priority = priority
-                self._offer(child)
-            elif counts:
+            if insertion is not None:
+                insertion.passed(child, num_found, num_found + num_common)
+            child.hit_count += counts
+            if is_more_urgent or counts:
                 self._offer(child)
             node = child
             num_found += num_common
-            self.passed.append(num_found)
             key = key[num_common:]
         if len(key):
-            new = TreeNode(key, slots[num_found:].copy(), node, self._look(), priority)
-            new.hit_count += may_count
-            node.children[self._first_page(key)] = new
-            self.num_nodes += 1
-            self.num_evictable_tokens += len(key)
-            self._offer(new)
-            node = new
+            node = self._added(node, key, slots[num_found:].copy(), priority)
+            if insertion is not None:
+                insertion.added(node, num_found)
+        if self.window is not None:
+            self.window.touch(node)
+        if len(key):
+            # by what is left of it, where it was cut
+            node.hit_count += may_count and num_found + len(node.key) > num_counted
+            self._offer(node)
         self.latest = node
         return num_found
+
+    def _added(
+        self, parent: TreeNode, key: Slots, slots: Slots, priority: int
+    ) -> TreeNode:
+        new = TreeNode(key, slots, parent, self._look(), priority)
+        parent.children[self._first_page(key)] = new
+        self.num_nodes += 1
+        self.num_evictable_tokens += len(key)
+        if self.window is not None:
+            new.window = NodeWindow(new)
+        return new
 
     def slots_above(self, node: TreeNode) -> Slots:
         """Return the slots of a node and of all above it, in the order of tokens."""
@@ -277,7 +260,7 @@ class RadixCache:
             now -= _STEP
             node = node.parent
 
-    def _split(self, node: TreeNode, length: int) -> TreeNode:
+    def split(self, node: TreeNode, length: int) -> TreeNode:
         """Cut a node in two; return the upper part, which is new."""
         parent = node.parent
         assert parent is not None
@@ -294,6 +277,8 @@ class RadixCache:
         node.slots = node.slots[length:].copy()
         node.parent = upper
         upper.children[self._first_page(node.key)] = node
+        if self.window is not None:
+            self.window.split(upper, node)
         if self.unified:
             upper.born = node.born
             self._touch(node, self._look())
@@ -302,8 +287,8 @@ class RadixCache:
 
     # -- holding --------------------------------------------------------------
 
-    def lock(self, node: TreeNode) -> None:
-        """Hold a node and all above it."""
+    def lock(self, node: TreeNode) -> int:
+        """Hold a node and all above it; return where its window ends, for later."""
         at: TreeNode | None = node
         while at is not None and at.parent is not None:
             if not at.lock_ref:
@@ -311,9 +296,12 @@ class RadixCache:
                 self.num_protected_tokens += len(at.key)
             at.lock_ref += 1
             at = at.parent
+        return 0 if self.window is None else self.window.lock(node)
 
-    def unlock(self, node: TreeNode) -> None:
-        """Let go of a node and all above it."""
+    def unlock(self, node: TreeNode, boundary: int = 0) -> None:
+        """Let go of a node and all above it, whose window ended so."""
+        if self.window is not None:
+            self.window.unlock(node, boundary)
         at: TreeNode | None = node
         while at is not None and at.parent is not None:
             require(at.lock_ref > 0, "a node is unlocked that nobody holds")
@@ -326,26 +314,60 @@ class RadixCache:
 
     # -- evicting -------------------------------------------------------------
 
-    def evict(self, num_tokens: int) -> None:
-        """Remove unlocked leaves until so many tokens are gone, or none is left."""
+    def evict(self, num_tokens: int, num_window_tokens: int = 0) -> None:
+        """Remove unlocked leaves until so many tokens are gone, or none is left.
+
+        Then drop what a window keeps until so much of that is gone: of whole leaves,
+        or of nodes that stay.
+        """
         removed: list[tuple[int, int]] = []
-        num_removed, leaves = 0, self._leaves
+        dropped: list[tuple[int, int]] = []
+        num_removed = num_dropped = 0
+        leaves, window = self._leaves, self.window
         while num_removed < num_tokens and leaves:
             rank, _, node = heappop(leaves)
             if not self._is_evictable(node) or rank != self._rank(node):
                 continue
-            parent = node.parent
-            assert parent is not None
-            self._allocator.free(np.sort(node.slots) if self._sorts else node.slots)
-            removed.append((len(node.key), int(node.slots[0])))
+            num_dropped += self._remove(node, removed, dropped)
             num_removed += len(node.key)
-            del parent.children[self._first_page(node.key)]
-            node.parent = None
-            self.num_nodes -= 1
-            self.num_evictable_tokens -= len(node.key)
-            self._offer(parent)
-        if removed:
+        if window is not None and num_dropped < num_window_tokens:
+            for node in window.oldest_first():
+                if self._is_evictable(node):
+                    num_dropped += self._remove(node, removed, dropped)
+                else:
+                    dropped.append((len(node.key), int(node.slots[0])))
+                    num_dropped += window.drop(node)
+                if num_dropped >= num_window_tokens:
+                    break
+        if removed or dropped:
             self.evictions.append((num_tokens, removed))
+            if window is not None:
+                window.evictions.append((num_window_tokens, dropped))
+
+    def _remove(
+        self,
+        node: TreeNode,
+        removed: list[tuple[int, int]],
+        dropped: list[tuple[int, int]],
+    ) -> int:
+        """Remove a leaf; return what a window kept of it."""
+        parent, window = node.parent, self.window
+        assert parent is not None
+        told, num_dropped = (len(node.key), int(node.slots[0])), 0
+        removed.append(told)
+        if window is None:
+            self._allocator.free(np.sort(node.slots) if self._sorts else node.slots)
+        else:
+            num_dropped = window.drop(node)
+            window.slots.free_full(node.slots)
+            if num_dropped:
+                dropped.append(told)
+        del parent.children[self._first_page(node.key)]
+        node.parent = None
+        self.num_nodes -= 1
+        self.num_evictable_tokens -= len(node.key)
+        self._offer(parent)
+        return num_dropped
 
     @staticmethod
     def _is_evictable(node: TreeNode) -> bool:
@@ -420,6 +442,8 @@ class RadixCache:
                     bool(node.children) or id(node) in offered,
                     "an unlocked leaf cannot be evicted",
                 )
+        if self.window is not None:
+            self.window.check(self.nodes())
         for name, found, counted in (
             ("evictable tokens", num_evictable, self.num_evictable_tokens),
             ("protected tokens", num_protected, self.num_protected_tokens),

@@ -2,103 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Protocol
-
-import numpy as np
 
 from cache.errors import require
 from cache.sglang.allocator import NO_SLOTS
+from cache.sglang.insertions import FreeingInsertion, WindowInsertion
+from cache.sglang.windows import WindowedSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cache.sglang.allocator import SlotAllocator, Slots
-    from cache.sglang.radix_cache import RadixCache, TreeNode
+    from cache.sglang.nodes import TreeNode
+    from cache.sglang.radix_cache import Insertion, RadixCache
+    from cache.sglang.slot_table import SlotTable
 
 
 _MOST: Final = (1 << 63) - 1  # a priority
-
-
-class SlotTable:
-    """The slots of a request in the order of its tokens: a row of ``req_to_token``.
-
-    Attributes
-    ----------
-    num_stored_tokens
-        Slots that it holds.
-    num_protected_tokens
-        Of these, the first ones that belong to the tree.
-    num_inserted_tokens
-        Of these, those that the request has put there itself, or found there then.
-    node
-        The node that it locks; None while it locks none.
-    """
-
-    __slots__ = (
-        "_slots",
-        "node",
-        "num_inserted_tokens",
-        "num_protected_tokens",
-        "num_stored_tokens",
-    )
-
-    def __init__(self) -> None:
-        self._slots: Slots = NO_SLOTS
-        self.num_stored_tokens = 0
-        self.num_protected_tokens = 0
-        self.num_inserted_tokens = 0
-        self.node: TreeNode | None = None
-
-    @property
-    def slots(self) -> Slots:
-        """All that it holds; a view."""
-        return self._slots[: self.num_stored_tokens]
-
-    @property
-    def last(self) -> int:
-        """Its last slot, or -1."""
-        return int(self._slots[self.num_stored_tokens - 1]) if len(self) else -1
-
-    def __len__(self) -> int:
-        return self.num_stored_tokens
-
-    def begin(self, slots: Slots) -> None:
-        """Take the slots of a cached prefix, in place of what it had."""
-        self._slots = slots.copy()
-        self.num_stored_tokens = len(slots)
-
-    def append(self, slots: Slots) -> None:
-        """Add slots behind the others."""
-        until = self.num_stored_tokens + len(slots)
-        self._make_room(until)
-        self._slots[self.num_stored_tokens : until] = slots
-        self.num_stored_tokens = until
-
-    def append_one(self, slot: int) -> None:
-        """Add a slot behind the others."""
-        at = self.num_stored_tokens
-        if at == len(self._slots):
-            self._make_room(at + 1)
-        self._slots[at] = slot
-        self.num_stored_tokens = at + 1
-
-    def replace(self, first: int, slots: Slots) -> None:
-        """Put the tree's slots in place of its own, from a token on."""
-        self._slots[first : first + len(slots)] = slots
-
-    def clear(self) -> None:
-        """Forget all slots."""
-        self._slots = NO_SLOTS
-        self.num_stored_tokens = self.num_protected_tokens = 0
-        self.num_inserted_tokens = 0
-        self.node = None
-
-    def _make_room(self, num_tokens: int) -> None:
-        if num_tokens > len(self._slots):
-            room = np.empty(max(num_tokens + 64, num_tokens * 5 // 4), np.int64)
-            room[: self.num_stored_tokens] = self.slots
-            self._slots = room
 
 
 class KVCache(Protocol):
@@ -120,8 +40,29 @@ class KVCache(Protocol):
         """Find a cached prefix; note its node, unlocked, and return its slots."""
         ...
 
+    @property
+    def num_evictable_window_tokens(self) -> int:
+        """Tokens of layers with a window that an eviction may free."""
+        ...
+
     def make_room(self, num_tokens: int) -> bool:
         """Evict if fewer are available; return whether so many are then."""
+        ...
+
+    def slide(self, table: SlotTable, num_tokens: int, least: int = 1) -> None:
+        """Free slots of layers with a window that a request has left behind.
+
+        By `num_tokens` that it has stored; if they are `least` or more. Does nothing
+        where there are no such layers.
+        """
+        ...
+
+    def lock(self, table: SlotTable) -> None:
+        """Hold the node that a request was found at."""
+        ...
+
+    def unlock(self, table: SlotTable) -> None:
+        """Let go of it."""
         ...
 
     def unfinished(
@@ -155,23 +96,73 @@ class KVCache(Protocol):
         ...
 
 
-class ChunkCache:
+class _Tables:
+    """Requests' slots in one or two pools."""
+
+    def __init__(self, allocator: SlotAllocator, window_tokens: int) -> None:
+        self.allocator = allocator
+        self._window_tokens = window_tokens
+
+    def _slide(
+        self, table: SlotTable, num_tokens: int, num_kept: int, least: int
+    ) -> None:
+        """Free the peers of a request's own slots but for so many of the last tokens.
+
+        Source: SGLang 0.5.23, ``mem_cache/common.py`` (`free_swa_out_of_window_slots`).
+        """
+        slots, size = self.allocator, self.allocator.page_size
+        if num_tokens - self._window_tokens < table.num_slid_tokens + least:
+            return
+        assert isinstance(slots, WindowedSlots)
+        first = max(table.num_slid_tokens, table.num_protected_tokens)
+        end = max(first, num_tokens - num_kept) // size * size
+        slots.free_peers(table.slots[first:end])
+        table.num_slid_tokens = max(first, end)
+
+    def _free(self, table: SlotTable) -> None:
+        """Free a request's own slots, with those peers that are left."""
+        slots, first = self.allocator, table.num_protected_tokens
+        if isinstance(slots, WindowedSlots):
+            middle = max(table.num_slid_tokens, first)
+            slots.free_full(table.slots[first:middle])
+            first = middle
+        slots.free(table.slots[first:])
+
+
+class ChunkCache(_Tables):
     """Slots without a tree: nothing is shared.
+
+    Parameters
+    ----------
+    allocator
+        Hands them out.
+    window_tokens
+        Of layers with a window; 0 without such.
 
     Source: SGLang 0.5.9, ``mem_cache/chunk_cache.py``.
     """
 
-    num_evictable_tokens = num_protected_tokens = 0
+    num_evictable_tokens = num_protected_tokens = num_evictable_window_tokens = 0
 
-    def __init__(self, allocator: SlotAllocator) -> None:
-        self.allocator = allocator
+    def __init__(self, allocator: SlotAllocator, window_tokens: int = 0) -> None:
+        super().__init__(allocator, window_tokens)
 
     def match(self, table: SlotTable, tokens: Slots) -> Slots:
         del table, tokens
         return NO_SLOTS
 
     def make_room(self, num_tokens: int) -> bool:
-        return self.allocator.num_available_tokens >= num_tokens
+        return self.allocator.num_allocatable_tokens >= num_tokens
+
+    def slide(self, table: SlotTable, num_tokens: int, least: int = 1) -> None:
+        if self._window_tokens:
+            self._slide(table, num_tokens, self._window_tokens, least)
+
+    def lock(self, table: SlotTable) -> None:
+        pass
+
+    def unlock(self, table: SlotTable) -> None:
+        pass
 
     def unfinished(
         self,
@@ -196,7 +187,7 @@ class ChunkCache:
         self.release(table)
 
     def release(self, table: SlotTable) -> None:
-        self.allocator.free(table.slots)
+        self._free(table)
         table.clear()
 
     def check(self, tables: Iterable[SlotTable]) -> None:
@@ -204,7 +195,7 @@ class ChunkCache:
         self.allocator.check([table.slots for table in tables])
 
 
-class TreeCache:
+class TreeCache(_Tables):
     """Slots of requests beside the tree's; `RadixCache` has the prefixes.
 
     ::
@@ -213,7 +204,9 @@ class TreeCache:
                 0 ............. num_protected_tokens ......... num_stored_tokens
 
     A prefix that was prefilled goes into the tree. Where another request had stored the
-    same meanwhile, its slots are freed, and the table takes the tree's.
+    same meanwhile, its slots are freed, and the table takes the tree's. With a window
+    it goes in only up to what was found and could not be reused, if there was some: the
+    next request like it can reuse that.
 
     Parameters
     ----------
@@ -238,7 +231,8 @@ class TreeCache:
         checks_in: bool = False,
         marks_prompts: bool = True,
     ) -> None:
-        self.allocator = allocator
+        window = tree.window
+        super().__init__(allocator, 0 if window is None else window.num_tokens)
         self.tree = tree
         self._checks_in = checks_in
         self._marks_prompts = marks_prompts
@@ -251,16 +245,44 @@ class TreeCache:
     def num_protected_tokens(self) -> int:
         return self.tree.num_protected_tokens
 
+    @property
+    def num_evictable_window_tokens(self) -> int:
+        window = self.tree.window
+        return 0 if window is None else window.num_evictable_tokens
+
     def match(self, table: SlotTable, tokens: Slots) -> Slots:
-        slots, table.node = self.tree.match(tokens)
+        tree = self.tree
+        slots, table.node = tree.match(tokens)
+        is_all = tree.num_found_tokens == len(slots)
+        table.num_branch_tokens = 0 if is_all else tree.num_found_tokens
         return slots
 
     def make_room(self, num_tokens: int) -> bool:
-        num_missing = num_tokens - self.allocator.num_available_tokens
-        if num_missing > 0:
+        slots = self.allocator
+        num_missing = num_tokens - slots.num_available_tokens
+        num_peers = num_tokens - slots.num_available_peers
+        if num_missing > 0 or num_peers > 0:
             # before the unified tree the whole of it, not what is missing
-            self.tree.evict(num_missing if self.tree.unified else num_tokens)
-        return self.allocator.num_available_tokens >= num_tokens
+            self.tree.evict(
+                max(num_missing, 0) if self.tree.unified else num_tokens,
+                max(num_peers, 0),
+            )
+        return slots.num_allocatable_tokens >= num_tokens
+
+    def slide(self, table: SlotTable, num_tokens: int, least: int = 1) -> None:
+        if self._window_tokens:
+            # the tree's last node shall hold a whole window, in whole pages
+            size = self.allocator.page_size
+            num_kept = -(-max(self._window_tokens, size) // size) * size
+            self._slide(table, num_tokens, num_kept, least)
+
+    def lock(self, table: SlotTable) -> None:
+        if table.node is not None:
+            table.boundary = self.tree.lock(table.node)
+
+    def unlock(self, table: SlotTable) -> None:
+        if table.node is not None:
+            self.tree.unlock(table.node, table.boundary)
 
     def unfinished(
         self,
@@ -304,12 +326,13 @@ class TreeCache:
         self._let_go(table)
 
     def release(self, table: SlotTable) -> None:
-        slots, protected = table.slots, table.num_protected_tokens
-        whole = self._whole_pages(table.num_stored_tokens)
         if self.tree.unified:
-            whole = protected
-        self.allocator.free(slots[protected:whole])
-        self.allocator.free(slots[whole:])
+            self._free(table)
+        else:
+            slots, protected = table.slots, table.num_protected_tokens
+            whole = self._whole_pages(table.num_stored_tokens)
+            self.allocator.free(slots[protected:whole])
+            self.allocator.free(slots[whole:])
         self._let_go(table)
 
     def _check_in(
@@ -328,23 +351,33 @@ class TreeCache:
         (`checkpoint_into_tree`); 0.5.20 (`insert_req`, `cache_unfinished_req`), which
         looks an unfinished prefix up again, and does not count chunks as hits.
         """
-        if not len(tokens):
+        tree, until = self.tree, len(tokens)
+        branch, protected = table.num_branch_tokens, table.num_protected_tokens
+        ends_at_branch = protected < branch <= until
+        if ends_at_branch:
+            until = branch
+        if not is_end:
+            self.slide(table, until - 1)
+        if not until:
             return
-        tree, whole = self.tree, self._whole_pages(len(tokens))
-        slots, protected = table.slots, table.num_protected_tokens
+        whole, slots = self._whole_pages(until), table.slots
         tree.insert(
             tokens[:whole],
             slots[:whole],
             priority,
             counts=self._checks_in or not is_chunk,
             num_counted=table.num_inserted_tokens if self._checks_in else 0,
+            insertion=self._insertion(table, slots[:whole]),
         )
-        for first, end in pairwise((0, *tree.passed)):
-            self.allocator.free(slots[max(first, protected) : end])
         table.num_inserted_tokens = max(table.num_inserted_tokens, whole)
         node = tree.latest
         prompt = self._whole_pages(num_prompt_tokens)
-        if 0 < prompt < whole and self._marks_prompts and (self._checks_in or is_end):
+        if (
+            0 < prompt < whole
+            and self._marks_prompts
+            and (self._checks_in or is_end)
+            and tree.window is None
+        ):
             tree.insert(
                 tokens[:prompt],
                 slots[:prompt],
@@ -355,6 +388,16 @@ class TreeCache:
             self._hold(table, protected, tree.slots_above(node), node)
         else:
             self._hold(table, protected, *tree.match(tokens[:whole]))
+        if ends_at_branch:
+            table.num_branch_tokens = 0
+            if not is_end:
+                self.slide(table, len(tokens) - 1)
+
+    def _insertion(self, table: SlotTable, slots: Slots) -> Insertion:
+        protected = table.num_protected_tokens
+        if self.tree.window is None:
+            return FreeingInsertion(self.allocator, slots, protected)
+        return WindowInsertion(self.tree, slots, protected, table.num_slid_tokens)
 
     def _hold(
         self, table: SlotTable, protected: int, found: Slots, node: TreeNode
@@ -362,13 +405,13 @@ class TreeCache:
         """Lock a node in place of the one that was, and take the slots above it."""
         table.replace(protected, found[protected:])
         assert table.node is not None
-        self.tree.unlock(table.node)
-        self.tree.lock(node)
+        self.unlock(table)
         table.node, table.num_protected_tokens = node, len(found)
+        self.lock(table)
 
     def _let_go(self, table: SlotTable) -> None:
         assert table.node is not None
-        self.tree.unlock(table.node)
+        self.unlock(table)
         table.clear()
 
     def _whole_pages(self, num_tokens: int) -> int:

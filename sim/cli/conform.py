@@ -53,7 +53,8 @@ def conform(
     seed
         Of the first random workload; the others count up.
     groups
-        Draw layers that need KV caches of several kinds, in groups that share a pool.
+        Draw layers that need KV caches of several kinds, in groups that share a pool;
+        of SGLang layers with a window beside others, each with a pool of their own.
     async_scheduling
         Schedule each step of a random workload before the one ahead of it has ended.
     speculative
@@ -92,17 +93,16 @@ def conform(
             "--offload draws engines without drafts, and pairs with one group of "
             "layers; give it without --speculative, and one of --groups and --pairs"
         )
-    drawn = (groups, async_scheduling, speculative, offload, pairs)
-    if engine == "sglang" and any(drawn):
+    if engine == "sglang" and any((async_scheduling, speculative, offload, pairs)):
         raise ConfigError(
-            "--engine sglang draws overlap scheduling by itself, and has no groups, "
-            "drafts, tiers and pairs here; leave the other options out"
+            "--engine sglang draws overlap scheduling by itself, and has no drafts, "
+            "tiers and pairs here; leave all options but --groups out"
         )
     installed, release = _releases(engine, engine_version)
     tried = (
         _read(workloads, engine, release)
         if workloads
-        else _drawn_sglang(range(seed, seed + num), release)
+        else _drawn_sglang(range(seed, seed + num), release, windows=groups)
         if engine == "sglang"
         else _drawn(
             range(seed, seed + num),
@@ -293,11 +293,13 @@ def _read(
         )
 
 
-def _drawn_sglang(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
+def _drawn_sglang(
+    seeds: Sequence[int], release: str, *, windows: bool
+) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_sglang import random_sglang_workload
 
     for seed in seeds:
-        yield random_sglang_workload(seed, release)
+        yield random_sglang_workload(seed, release, windows=windows)
 
 
 def _drawn(

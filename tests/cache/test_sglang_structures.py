@@ -19,8 +19,10 @@ from hypothesis.stateful import (
 
 from cache.errors import CacheConfigError, InvariantError, NoFreeBlocksError
 from cache.sglang.allocator import RequestSlots, SlotAllocator
-from cache.sglang.radix_cache import RANKS, RadixCache, TreeNode
-from cache.sglang.tables import ChunkCache, SlotTable, TreeCache
+from cache.sglang.nodes import RANKS, TreeNode
+from cache.sglang.radix_cache import RadixCache
+from cache.sglang.slot_table import SlotTable
+from cache.sglang.tables import ChunkCache, TreeCache
 
 NUM_TOKENS = 48
 
@@ -211,7 +213,7 @@ class TreeMachine(RuleBasedStateMachine):
         """Return the longest prefix, by brute force over all paths of the tree."""
         size = self.cache.tree.page_size
         best = 0
-        todo = [(self.cache.tree.root, [])]
+        todo: list[Any] = [(self.cache.tree.root, [])]
         while todo:
             node, before = todo.pop()
             path = [*before, *node.key.tolist()]

@@ -41,6 +41,6 @@ def test_the_logs_meet_its_rules() -> None:
     missing = {
         *("overlap", "pages", "mixed batches", "priorities", "order lpm"),
         *("order dfs-weight", "order lof", "retractions", "requests pushed out"),
-        *("evictions", "chunks", "aborts", "deaths"),
+        *("evictions", "chunks", "aborts", "deaths", "windows dropped inside"),
     } - {*(+coverage.workloads_with)}
     assert not missing

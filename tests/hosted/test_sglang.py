@@ -6,6 +6,7 @@ import pytest
 
 from sim.errors import SchedulerError
 from sim.scheduler.hosted.sglang_api import installed_sglang
+from sim.scheduler.sglang.settings import FIRST_WITH_WINDOWS
 from sim.studies.conformance import first_difference, load_workload, read_log
 from sim.studies.conformance.conform import Coverage, compare
 from sim.studies.conformance.random_sglang import random_sglang_workload
@@ -55,3 +56,18 @@ def test_random_workloads_go_as_in_the_real_engine(first: int) -> None:
     assert coverage.num_preemptions > 10
     for name in ("overlap", "evictions", "retractions", "priorities", "chunks"):
         assert coverage.workloads_with[name] > 6, name
+
+
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_windows_go_as_in_the_real_engine(first: int) -> None:
+    if int(installed_sglang().rpartition(".")[2]) < FIRST_WITH_WINDOWS:
+        pytest.skip("its rules of windows are not known here")
+    coverage = Coverage()
+    for seed in range(first, first + 100):
+        workload = random_sglang_workload(seed, installed_sglang(), windows=True)
+        comparison = compare(workload)
+        coverage.add(workload, comparison)
+        difference = comparison.difference
+        assert difference is None, difference.in_words(("SGLang", "kvsim"))
+    for name in ("windows dropped", "windows dropped inside", "retractions", "chunks"):
+        assert coverage.workloads_with[name] > 10, name

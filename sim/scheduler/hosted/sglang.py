@@ -386,7 +386,16 @@ class HostedSglang:
         return scheduler
 
 
-_LATER: Final = {"mode", "batch", "kv", "chunked", "waiting", "running", "full"} | {
+_LATER: Final = {
+    "mode",
+    "batch",
+    "kv",
+    "swa",
+    "chunked",
+    "waiting",
+    "running",
+    "full",
+} | {
     *("ratio", "free", "nodes", "fin"),
 }
 """Fields that a line has only once a call has returned."""

@@ -10,7 +10,8 @@ n-grams and the reports of load.
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
+import os
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from functools import cache
 from types import SimpleNamespace
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.scheduler.hosted.sglang import _STREAM, HostedSglang, _nothing
 from sim.scheduler.hosted.sglang_api import SglangApi, installed_sglang
+from sim.scheduler.log.lines import TableChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _MODULES: Final = {
     "context": "sglang.srt.runtime_context",
@@ -28,7 +30,10 @@ _MODULES: Final = {
     "params": "sglang.srt.mem_cache.cache_init_params",
     "scheduler": "sglang.srt.managers.scheduler",
     "fields": "sglang.srt.arg_groups.arg_utils",
+    "windows": "sglang.srt.mem_cache.base_swa_memory_pool",
 }
+_INTERVAL: Final = "SGLANG_SWA_EVICTION_INTERVAL"
+_WAYS: Final = ("free_segment", "free")
 _RANKS: Final = dict.fromkeys(("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank"), 0)
 
 
@@ -55,6 +60,7 @@ class PlansApi(SglangApi):
         }
         self._context, self._trees = modules["context"], modules["trees"]
         self._params, self._fields = modules["params"], modules["fields"]
+        self._windows = modules["windows"]
         # is asked of the model's configuration, of which there is none
         modules["scheduler"].get_resolved_model_impl = _nothing
 
@@ -78,6 +84,42 @@ class PlansApi(SglangApi):
         context.config_bag("device")._set("gpu_id", 0)
         return given
 
+    def pools(self, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the pools of request slots and of tokens, two of these with a window.
+
+        The latter are the release's own allocator over a pool without memory.
+        """
+        swa = settings.get("swa")
+        if swa is None:
+            return super().pools(settings)
+        os.environ[_INTERVAL] = str(swa["eviction_interval"])
+        slots, _ = super().pools({**settings, "page_size": 1})
+        return slots, self._allocator.swa.SWATokenToKVPoolAllocator(
+            settings["max_total_num_tokens"],
+            swa["max_total_num_tokens"],
+            page_size=settings["page_size"],
+            dtype=self.torch.bfloat16,
+            device="cpu",
+            kvcache=self._no_memory(),
+            need_sort=settings["need_sort"],
+        )
+
+    def _no_memory(self) -> Any:
+        """Return a pool of two kinds of layers that only knows whose peer is whose."""
+
+        class Pool(self._windows.BaseSWAKVPool):  # type: ignore[misc,name-defined]
+            store_dtype = self.torch.bfloat16
+            full_to_swa_index_mapping: Any
+
+            def register_mapping(self, full_to_swa_index_mapping: Any) -> None:
+                self.full_to_swa_index_mapping = full_to_swa_index_mapping
+
+            def translate_loc_from_full_to_swa(self, kv_indices: Any) -> Any:
+                return self.full_to_swa_index_mapping[kv_indices]
+
+        Pool.__abstractmethods__ = frozenset()
+        return object.__new__(Pool)
+
     @cache  # noqa: B019  # as the other releases'
     def _paged(self) -> Any:
         """Return the release's own, which looks for no page that is not there."""
@@ -88,6 +130,7 @@ class PlansApi(SglangApi):
     ) -> Any:
         """Return the tree cache that the release takes for such pools."""
         slots, allocator = pools
+        swa = settings.get("swa")
         return self._trees.create_tree_cache(
             _made_of(
                 self._trees.TreeCacheBuildContext,
@@ -102,8 +145,10 @@ class PlansApi(SglangApi):
                     eviction_policy=settings["radix_eviction_policy"],
                     chunked_prefill_size=settings["chunked_prefill_size"],
                     tree_core_backend="python",
+                    sliding_window_size=swa and swa["sliding_window_size"],
                 ),
-                is_hybrid_swa=False,
+                is_hybrid_swa=swa is not None,
+                full_tokens_per_layer=swa and settings["max_total_num_tokens"],
                 is_hybrid_ssm=False,
                 enable_hierarchical_cache=False,
                 disable_radix_cache=settings["disable_radix_cache"],
@@ -160,9 +205,31 @@ class HostedPlans(HostedSglang):
         return result
 
     def _evict(self, params: Any, **_: Any) -> Any:
-        allocator, size = self._allocator, self._settings["page_size"]
-        removed: list[list[int]] = []
-        ways = {name: getattr(allocator, name) for name in ("free_segment", "free")}
+        allocator, removed = self._allocator, list[list[int]]()
+        with ExitStack() as noting:
+            if self._settings.get("swa") is None:
+                noting.enter_context(self._noted(allocator, removed, _WAYS))
+                told = [params.num_tokens, removed]
+            else:
+                dropped = list[list[int]]()
+                full = allocator.full_attn_allocator
+                noting.enter_context(self._noted(full, removed, _WAYS))
+                noting.enter_context(
+                    self._noted(allocator, dropped, ("free_swa_segment",))
+                )
+                told = [params.num_tokens, removed, params.swa_num_tokens, dropped]
+            result = type(self._tree).evict_for_alloc(self._tree, params)
+        if any(told[1::2]):
+            self._line.setdefault("evict", []).append(told)
+        return result
+
+    @contextmanager
+    def _noted(
+        self, allocator: Any, removed: list[list[int]], names: Iterable[str]
+    ) -> Iterator[None]:
+        """Note which slots are freed meanwhile, by methods of an allocator."""
+        size = self._settings["page_size"]
+        ways = {name: getattr(allocator, name) for name in names}
 
         def noting(free: Any) -> Any:
             def noted(indices: Any, **where: int) -> None:
@@ -175,15 +242,39 @@ class HostedPlans(HostedSglang):
 
         allocator.__dict__.update({name: noting(free) for name, free in ways.items()})
         try:
-            result = type(self._tree).evict_for_alloc(self._tree, params)
+            yield
         finally:
             for name in ways:
                 delattr(allocator, name)
-        if removed:
-            self._line.setdefault("evict", []).append([params.num_tokens, removed])
-        return result
 
     # Fields of a line.
+
+    def _note_batch(self, batch: Any) -> None:
+        super()._note_batch(batch)
+        if batch is None or self._settings.get("swa") is None:
+            return
+        size, tables = self._settings["page_size"], {}
+        peers = self._allocator.full_to_swa_index_mapping
+        for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
+            row = self._pool.req_to_token[self._row_of(request), :length:size]
+            ids = (peers[row.long()] // size).tolist()
+            if change := self._windows.change(request.rid, ids):
+                tables[request.rid] = change
+        if tables:
+            self._line["swa"] = tables
+
+    def _free(self) -> list[int]:
+        if self._settings.get("swa") is None:
+            return super()._free()
+        allocator, tree = self._allocator, self._tree
+        return [
+            allocator.full_available_size(),
+            tree.full_evictable_size(),
+            tree.full_protected_size(),
+            allocator.swa_available_size(),
+            tree.swa_evictable_size(),
+            tree.swa_protected_size(),
+        ]
 
     def _row_of(self, request: Any) -> int:
         return int(request.kv.req_pool_idx)
@@ -197,6 +288,8 @@ class HostedPlans(HostedSglang):
 
     def _made(self) -> Any:
         api, settings = self._api, self._settings
+        swa = settings.get("swa")
+        self._windows = TableChanges()
         args = api.server_args(settings)
         scheduler = object.__new__(api.Scheduler)
         self._pool, self._allocator = pools = api.pools(settings)
@@ -209,6 +302,8 @@ class HostedPlans(HostedSglang):
             {
                 **_OFF,
                 **self._told(args, worker),
+                "is_hybrid_swa": swa is not None,
+                "sliding_window_size": swa and swa["sliding_window_size"],
                 "req_to_token_pool": self._pool,
                 "token_to_kv_pool_allocator": self._allocator,
                 "tree_cache": tree,
@@ -292,7 +387,6 @@ _OFF: Final[dict[str, Any]] = {
             "enable_overlap_mlx",
             "enable_async_d2h_copy",
             "require_mlp_sync",
-            "is_hybrid_swa",
             "is_hybrid_ssm",
             "_war_barrier_enabled",
             "_sched_idled",
@@ -309,7 +403,6 @@ _OFF: Final[dict[str, Any]] = {
             "metrics_collector",
             "draft_worker",
             "rust_server",
-            "sliding_window_size",
             "dynamic_chunk_sizer",
             "min_free_slots_delayer",
             "lora_drainer",

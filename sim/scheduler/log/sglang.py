@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cache.sglang.windows import WindowedSlots
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of
 from sim.scheduler.sglang.requests import Mode
 
@@ -25,7 +26,7 @@ class SglangLog:
     def __init__(self, scheduler: SglangScheduler, names: Names) -> None:
         self.scheduler = scheduler
         self.names = names
-        self._tables = TableChanges()
+        self._tables, self._windows = TableChanges(), TableChanges()
 
     def batch(self, output: SglangOutput) -> Line:
         line: Line = {}
@@ -49,6 +50,8 @@ class SglangLog:
         ]
         if tables := self._changed_tables(output):
             line["kv"] = tables
+        if windows := self._changed_windows(output):
+            line["swa"] = windows
         return line
 
     def evictions(self) -> Line:
@@ -56,12 +59,17 @@ class SglangLog:
         tree, size = self.scheduler.tree, self.scheduler.settings.page_size
         if tree is None or not tree.evictions:
             return {}
-        return {
-            "evict": [
-                [asked, [[length, first // size] for length, first in removed]]
-                for asked, removed in tree.evictions
-            ]
-        }
+        found: list[list[Any]] = [
+            [asked, [[length, first // size] for length, first in removed]]
+            for asked, removed in tree.evictions
+        ]
+        if tree.window is not None:  # the same of layers with a window behind it
+            for line, (asked, removed) in zip(
+                found, tree.window.evictions, strict=True
+            ):
+                line.append(asked)
+                line.append([[length, first // size] for length, first in removed])
+        return {"evict": found}
 
     def _entries(self, output: SglangOutput) -> list[tuple[Entry, int, int]]:
         """Return the batch, decodes with the tokens before them as the release says.
@@ -95,6 +103,19 @@ class SglangLog:
                 tables[name] = change
         return tables
 
+    def _changed_windows(self, output: SglangOutput) -> dict[str, list[Any]]:
+        """Return the tables of layers with a window, 0 where they hold no page."""
+        slots = self.scheduler.holdings.allocator
+        if not isinstance(slots, WindowedSlots):
+            return {}
+        size, tables = slots.page_size, {}
+        for entry, _, _ in output.entries:
+            ids = (slots.peers(entry.table.slots[::size]) // size).tolist()
+            name = self._name(entry)
+            if change := self._windows.change(name, ids):
+                tables[name] = change
+        return tables
+
     def requests(self) -> list[Request]:
         return list(self.scheduler.unfinished)
 
@@ -118,12 +139,22 @@ class SglangLog:
         return line
 
     def free(self) -> list[int]:
-        cache = self.scheduler.cache
-        return [
-            cache.allocator.num_available_tokens,
+        cache, tree = self.scheduler.cache, self.scheduler.tree
+        slots = cache.allocator
+        found = [
+            slots.num_available_tokens,
             cache.num_evictable_tokens,
             cache.num_protected_tokens,
         ]
+        if isinstance(slots, WindowedSlots):
+            window = None if tree is None else tree.window
+            found += (
+                slots.num_available_peers,
+                0 if window is None else window.num_evictable_tokens,
+                0 if window is None else window.num_protected_tokens,
+            )
+        return found
 
     def forget(self, request: Request) -> None:
-        self._tables.forget(self.names[request.request_id])
+        for tables in (self._tables, self._windows):
+            tables.forget(self.names[request.request_id])

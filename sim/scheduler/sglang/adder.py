@@ -6,12 +6,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sim.scheduler.sglang.settings import CLIP_MAX_NEW_TOKENS
+from sim.scheduler.sglang.windows import WindowBudget
 from workloads.sums import added
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cache.sglang.radix_cache import RadixCache
     from cache.sglang.tables import KVCache
     from sim.scheduler.sglang.requests import Entry
     from sim.scheduler.sglang.settings import Settings
@@ -38,6 +38,7 @@ class PrefillAdder:
         cur     the same, less what this batch stores
         input   max_prefill_tokens, less those taken
         chunk   chunked_prefill_size, less those taken
+        window  see `WindowBudget`
 
     Parameters
     ----------
@@ -49,8 +50,6 @@ class PrefillAdder:
         Share of their limits that they are expected to write.
     num_mixed
         How many of them decode in this batch, too.
-    tree
-        What locks prefixes; None without a radix cache.
 
     Attributes
     ----------
@@ -72,11 +71,9 @@ class PrefillAdder:
         *,
         ratio: float,
         num_mixed: int,
-        tree: RadixCache | None,
     ) -> None:
         self._settings = settings
         self._cache = cache
-        self._tree = tree
         self._running = running
         self._ratio = ratio
         self._page_size = settings.page_size
@@ -89,6 +86,7 @@ class PrefillAdder:
         self._chunk = None if chunk is None else chunk - num_mixed
         self._offset: float = num_mixed + added(self._all_expected(running))
         self._current = num_mixed
+        self._window = None if settings.swa is None else WindowBudget(settings, cache)
         self._states: list[tuple[float, int]] | None = None
         self.taken: list[Entry] = []
         self.chunked: Entry | None = None
@@ -147,6 +145,8 @@ class PrefillAdder:
         """Return whether another request may be taken."""
         if self.total <= 0 or self._num_free_tokens - self._current <= 0:
             return Added.NO_TOKEN
+        if self._window is not None and self._window.remaining <= 0:
+            return Added.NO_TOKEN
         if self._input <= 0 or (self._chunk is not None and self._chunk <= 0):
             return Added.OTHER
         return Added.CONTINUE
@@ -154,9 +154,16 @@ class PrefillAdder:
     # -- taking ---------------------------------------------------------------
 
     def continue_chunk(self, entry: Entry) -> bool:
-        """Take the next chunk of a prompt, whatever is left; return if more follow."""
+        """Take the next chunk of a prompt, whatever is left; return if more follow.
+
+        With a window it waits where nothing is left.
+        """
         assert self._chunk is not None
         limit = min(self._chunk, int(self.total))
+        if self._window is not None:
+            limit = min(limit, self._window.remaining - self._page_size)
+            if limit <= 0:
+                return True
         if limit <= 0:
             limit = self._chunk
         is_cut = entry.num_extend_tokens > limit
@@ -175,10 +182,18 @@ class PrefillAdder:
         refused = None if settings.makes_plans else self._refused(entry)
         if refused:
             return refused
-        self._lock(entry)  # what it holds cannot be evicted any more
-        num_taken = self._num_taken(entry)
+        # what it holds cannot be evicted any more
+        self._cache.lock(entry.table)
+        chunk = self._chunk
         if settings.makes_plans:
             refused = self._refused(entry)
+        if self._window is not None and refused is not Added.NO_TOKEN:
+            fits, chunk = self._window.chunk_for(
+                self._ceil(entry.num_extend_tokens), self._num_new(entry), chunk
+            )
+            if not fits:
+                refused = Added.NO_TOKEN
+        num_taken = self._num_taken(entry, chunk)
         if refused:
             pass
         elif self._num_needed(entry) >= self.total:
@@ -186,7 +201,7 @@ class PrefillAdder:
         elif num_taken <= 0:
             refused = Added.OTHER
         if refused:
-            self._unlock(entry)
+            self._cache.unlock(entry.table)
             return refused
         is_cut = num_taken < entry.num_extend_tokens
         reserve = 0 if is_cut else min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
@@ -207,33 +222,31 @@ class PrefillAdder:
 
     def _num_needed(self, entry: Entry) -> int:
         """Return the tokens that all of its prompt and its outputs need."""
-        reserve = min(max(entry.num_left, 0), CLIP_MAX_NEW_TOKENS)
-        return entry.num_extend_tokens + reserve + self._page_asked
+        return entry.num_extend_tokens + self._num_new(entry) + self._page_asked
 
-    def _num_taken(self, entry: Entry) -> int:
-        """Return the prompt tokens that the chunk lets in: whole pages, or all."""
+    @staticmethod
+    def _num_new(entry: Entry) -> int:
+        """Return the outputs that room is asked for."""
+        return min(max(entry.num_left, 0), CLIP_MAX_NEW_TOKENS)
+
+    def _num_taken(self, entry: Entry, chunk: int | None) -> int:
+        """Return the prompt tokens that a chunk lets in: whole pages, or all."""
         num_extend = entry.num_extend_tokens
-        if self._chunk is None or self._ceil(num_extend) <= self._chunk:
+        if chunk is None or self._ceil(num_extend) <= chunk:
             return num_extend
-        return self._chunk // self._page_size * self._page_size
+        return chunk // self._page_size * self._page_size
 
     def _take(self, entry: Entry, num_extend: int, reserve: int) -> None:
         entry.num_extend_tokens = num_extend
         self.taken.append(entry)
         num_input = self._ceil(num_extend)
+        if self._window is not None:
+            self._window.take(num_input, reserve, self._chunk)
         self._offset += num_input + reserve + self._page_extra
         self._current += num_input + self._page_extra
         self._input -= num_input
         if self._chunk is not None:
             self._chunk -= num_input
-
-    def _lock(self, entry: Entry) -> None:
-        if self._tree is not None and entry.table.node is not None:
-            self._tree.lock(entry.table.node)
-
-    def _unlock(self, entry: Entry) -> None:
-        if self._tree is not None and entry.table.node is not None:
-            self._tree.unlock(entry.table.node)
 
     # -- requests that write all that they may --------------------------------
 
@@ -249,19 +262,12 @@ class PrefillAdder:
         num_current = self._num_free_tokens - self._current
         if num_input > min(num_current, self.total):
             return Added.NO_TOKEN
-        if self._states is None:
-            found = map(self._ending, (entry, *self._running, *self.taken))
-            states = [state for state in found if state[0] > 0]
-            states.sort(key=lambda state: state[0])
-            self._states = states
-        else:
-            self._insert(self._ending(entry))
-        num_left, num_freed = num_current - num_input, 0
-        for index, (left, held) in enumerate(self._states):
-            num_others = len(self._states) - index
-            if num_left + num_freed - left * num_others <= num_others:
+        if self._window is not None:
+            needed = self._window.needed(num_extend, self._num_new(entry), self._chunk)
+            if needed > self._window.remaining:
                 return Added.NO_TOKEN
-            num_freed += held
+        elif not self._all_end(entry, num_current - num_input):
+            return Added.NO_TOKEN
         reserve = min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
         if self._chunk is None or num_extend <= self._chunk:
             self._take(entry, num_extend, reserve)
@@ -271,6 +277,23 @@ class PrefillAdder:
             self._take(entry, self._chunk, 0)
             self.chunked = entry
         return self.state()
+
+    def _all_end(self, entry: Entry, num_left: int) -> bool:
+        """Whether all come to their ends with so many tokens, and one more request."""
+        if self._states is None:
+            found = map(self._ending, (entry, *self._running, *self.taken))
+            states = [state for state in found if state[0] > 0]
+            states.sort(key=lambda state: state[0])
+            self._states = states
+        else:
+            self._insert(self._ending(entry))
+        num_freed = 0
+        for index, (left, held) in enumerate(self._states):
+            num_others = len(self._states) - index
+            if num_left + num_freed - left * num_others <= num_others:
+                return False
+            num_freed += held
+        return True
 
     def _ending(self, entry: Entry) -> tuple[float, int]:
         """Return the tokens that it writes yet, and those that it frees then."""

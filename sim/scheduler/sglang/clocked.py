@@ -129,6 +129,7 @@ class ClockedSglangScheduler(SglangScheduler):
             ("with enable_mixed_chunk", not settings.is_mixed),
             ("with priorities", not settings.enable_priority_scheduling),
             ("with max_queued_requests", settings.max_queued_requests is None),
+            ("with layers that have a window", settings.swa is None),
         ):
             if not is_known:
                 return reason

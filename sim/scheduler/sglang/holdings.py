@@ -11,6 +11,7 @@ from cache.errors import NoFreeBlocksError, require
 from cache.sglang.allocator import NO_SLOTS, RequestSlots, SlotAllocator
 from cache.sglang.radix_cache import RadixCache
 from cache.sglang.tables import ChunkCache, TreeCache
+from cache.sglang.windows import TreeWindow, WindowedSlots
 from cache.stats import PrefixCacheStats
 from sim.errors import EngineDiedError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
@@ -64,12 +65,7 @@ class Holdings:
     def __init__(
         self, settings: Settings, slots: type[SlotAllocator] = SlotAllocator
     ) -> None:
-        self.allocator = slots(
-            settings.max_total_num_tokens,
-            settings.page_size,
-            need_sort=settings.need_sort,
-            in_order=settings.makes_plans,
-        )
+        self.allocator, window = _slots_of(settings, slots)
         self.tree: RadixCache | None = None
         if not settings.disable_radix_cache:
             self.tree = RadixCache(
@@ -78,9 +74,10 @@ class Holdings:
                 counts_hits=settings.patch >= 10,
                 unified=settings.makes_plans,
                 sorts_pages=settings.makes_plans and settings.patch < 20,
+                window=window,
             )
         self.cache: ChunkCache | TreeCache = (
-            ChunkCache(self.allocator)
+            ChunkCache(self.allocator, 0 if window is None else window.num_tokens)
             if self.tree is None
             else TreeCache(
                 self.allocator,
@@ -102,6 +99,8 @@ class Holdings:
         self._page_size = settings.page_size
         self._num_tokens = settings.max_total_num_tokens
         self._copies = settings.only_decodes
+        self._swa, self._chunk = settings.swa, settings.chunked_prefill_size
+        self._is_ahead = settings.overlap
 
     def all_tokens(self, entry: Entry) -> Slots:
         """Return prompt and outputs of a request."""
@@ -124,6 +123,7 @@ class Holdings:
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Give requests slots for the tokens of a prefill batch."""
+        self._slide_prompts(entries)
         size, num_free = self._page_size, self.request_slots.num_free
         newcomers = [entry for entry in entries if entry.slot < 0]
         if len(newcomers) > num_free:
@@ -158,6 +158,25 @@ class Holdings:
         for entry, slots in zip(entries, found, strict=True):
             entry.table.append(slots)
             entry.num_fill_tokens = len(entry.table)
+            entry.num_prefill_batches += 1
+
+    def _slide_prompts(self, entries: Sequence[Entry]) -> None:
+        """Free what chunks have left behind their window where nothing is shared.
+
+        With a batch in flight that is what the one before has left. With a tree it is
+        freed as chunks go into that.
+        """
+        if self._swa is None or self.tree is not None:
+            return
+        self.allocator.begin_group()
+        for entry in entries:
+            num_tokens = entry.num_prefix_tokens
+            if self._is_ahead:
+                num_tokens -= max(self._chunk, 0)
+                if entry.num_prefill_batches < 2:
+                    continue
+            self.cache.slide(entry.table, num_tokens)
+        self.allocator.end_group()
 
     def share(self, entry: Entry, *, is_chunk: bool = False) -> None:
         """Put what is prefilled of a request into the tree."""
@@ -188,6 +207,7 @@ class Holdings:
     def grow(self, entries: Sequence[Entry]) -> None:
         """Take a slot for each of the requests that decode."""
         size, allocator = self._page_size, self.allocator
+        self._slide(entries)
         self.cache.make_room(len(entries) * size)
         tables = [entry.table for entry in entries]
         num_before = allocator.num_available_tokens
@@ -205,6 +225,21 @@ class Holdings:
             table.append_one(slot)
         self.num_stored_tokens += len(tables)
         self.num_pages += (num_before - allocator.num_available_tokens) // size
+
+    def _slide(self, entries: Sequence[Entry]) -> None:
+        """Free what decodes have left behind their window, some tokens at a time.
+
+        Source: SGLang 0.5.23, ``managers/schedule_batch.py`` (`maybe_evict_swa`).
+        """
+        if self._swa is None:
+            return
+        self.allocator.begin_group()
+        for entry in entries:
+            if len(entry.table) > entry.num_fill_tokens:  # it has decoded before
+                self.cache.slide(
+                    entry.table, entry.num_tokens - 1, self._swa.eviction_interval
+                )
+        self.allocator.end_group()
 
     # -- coming from the queue, and back to it ---------------------------------
 
@@ -325,6 +360,8 @@ class Holdings:
             num_tokens = sum(length for length, _ in removed)
             self.num_evictions += num_tokens // self._page_size
         self.tree.evictions.clear()
+        if self.tree.window is not None:
+            self.tree.window.evictions.clear()
 
     @property
     def tree_counts(self) -> tuple[int, int, int]:
@@ -362,3 +399,24 @@ class Holdings:
             ),
         ):
             require(found == counted, f"{found} {name}, {counted} counted")
+
+
+def _slots_of(
+    settings: Settings, slots: type[SlotAllocator]
+) -> tuple[SlotAllocator, TreeWindow | None]:
+    """Return the slots of all layers, and what keeps those with a window in a tree."""
+    swa, size = settings.swa, settings.page_size
+    if swa is None:
+        return slots(
+            settings.max_total_num_tokens,
+            size,
+            need_sort=settings.need_sort,
+            in_order=settings.makes_plans,
+        ), None
+    pairs = WindowedSlots(
+        settings.max_total_num_tokens,
+        swa.max_total_num_tokens,
+        size,
+        need_sort=settings.need_sort,
+    )
+    return pairs, TreeWindow(swa.sliding_window_size, pairs)

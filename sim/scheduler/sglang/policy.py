@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from cache.sglang.allocator import Slots
-    from cache.sglang.radix_cache import TreeNode
+    from cache.sglang.nodes import TreeNode
     from sim.scheduler.sglang.requests import Entry
     from sim.scheduler.sglang.settings import Settings
 

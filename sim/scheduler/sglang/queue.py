@@ -30,8 +30,8 @@ class WaitingQueue:
     entries
         The queue.
     rejected, dropped
-        What the limit turned away, and requests that were withdrawn, since the latest
-        `take_left`.
+        What was turned away and why, mostly by the limit, and requests that were
+        withdrawn, since the latest `take_left`.
 
     Notes
     -----
@@ -41,7 +41,7 @@ class WaitingQueue:
 
     def __init__(self, settings: Settings, policy: SchedulePolicy) -> None:
         self.entries: list[Entry] = []
-        self.rejected: list[Entry] = []
+        self.rejected: list[tuple[Entry, str]] = []
         self.dropped: list[Request] = []
         self._most = settings.max_queued_requests
         self._by_priority = settings.enable_priority_scheduling
@@ -65,7 +65,7 @@ class WaitingQueue:
                 turned_away = least
                 entries.remove(least)
                 entries.append(entry)
-        self.rejected.append(turned_away)
+        self.rejected.append((turned_away, f"{self._most} requests waited already"))
 
     def withdraw(self, entry: Entry) -> bool:
         """Drop a request if it waits; return whether it did."""
@@ -83,7 +83,7 @@ class WaitingQueue:
         left = set(taken)
         self.entries = [each for each in self.entries if each not in left]
 
-    def take_left(self) -> tuple[list[Entry], list[Request]]:
+    def take_left(self) -> tuple[list[tuple[Entry, str]], list[Request]]:
         """Return the requests that were rejected and dropped since the latest call."""
         found = self.rejected, self.dropped
         self.rejected, self.dropped = [], []

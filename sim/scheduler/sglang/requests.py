@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cache.sglang.tables import SlotTable
+from cache.sglang.slot_table import SlotTable
 from cache.tokens import RunTokens, TokenRuns
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import Batch
@@ -85,6 +85,8 @@ class Entry:
         Of the latest look at the queue.
     num_fill_tokens
         Stored after its latest batch of a prompt.
+    num_prefill_batches
+        Batches of its prompt, since it holds slots.
     num_filled
         Tokens that it had when it was last looked up, or decoded beside prompts.
     num_received_outputs
@@ -112,6 +114,7 @@ class Entry:
         "num_filled",
         "num_known",
         "num_matched_tokens",
+        "num_prefill_batches",
         "num_prefix_tokens",
         "num_prompt_tokens",
         "num_received_outputs",
@@ -136,7 +139,7 @@ class Entry:
         self.slot = -1
         self.num_prefix_tokens = self.num_extend_tokens = 0
         self.num_matched_tokens = self.num_fill_tokens = self.num_filled = 0
-        self.num_received_outputs = 0
+        self.num_received_outputs = self.num_prefill_batches = 0
         self.is_ended = self.is_finished = self.is_retracted = False
         self.entered = 0
         self._tokens = prompt
@@ -172,6 +175,11 @@ class Entry:
         """Outputs that it may still write."""
         return self.max_new_tokens - self.num_outputs
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether its prompt was to go on in the latest batch, and had no room."""
+        return self.num_fill_tokens == self.num_prefix_tokens
+
     def go_on(self) -> None:
         """Let a prompt go on behind its latest chunk."""
         self.num_prefix_tokens = self.table.num_stored_tokens
@@ -182,6 +190,7 @@ class Entry:
         """Note that it lost its slots."""
         self.is_retracted = True
         self.num_extend_tokens = self.num_prefix_tokens = self.num_fill_tokens = 0
+        self.num_prefill_batches = 0
 
     def tokens(self, numbers: TokenNumbers, num_tokens: int) -> Slots:
         """Return its first tokens, outputs among them."""

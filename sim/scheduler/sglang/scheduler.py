@@ -84,7 +84,7 @@ class SglangScheduler(SglangState):
         """Return the batch of the step: prompts, else all that run."""
         self._drop_chunk()
         chunked, last, running = self.chunked, self._last, self.running_batch
-        if chunked is not None:
+        if chunked is not None and not chunked.is_parked:
             self.holdings.share(chunked, is_chunk=True)
         if last is not None and last.mode is not Mode.DECODE:
             if last.filter((chunked, last.chunked)):
@@ -152,8 +152,10 @@ class SglangScheduler(SglangState):
 
     def _prefill_batch(self, output: SglangOutput) -> ScheduleBatch | None:
         settings, running = self.settings, self.running_batch
-        if settings.enable_priority_scheduling or (
-            settings.patch >= 22 and not running.entries
+        if (
+            settings.enable_priority_scheduling
+            or settings.swa is not None
+            or (settings.patch >= 22 and not running.entries)
         ):
             running.is_full = False
         if self.chunked is None and (running.is_full or not self.queue.entries):
@@ -175,7 +177,6 @@ class SglangScheduler(SglangState):
             running.entries,
             ratio=self.ratio.value,
             num_mixed=num_running if is_mixed else 0,
-            tree=self.tree,
         )
         if self.chunked is not None:
             self.chunked.go_on()
@@ -290,6 +291,8 @@ class SglangScheduler(SglangState):
             self._retract(output)
         if shrank:
             running.is_full = False
+        if not running.entries:
+            return None
         self._grow(running.entries)
         running.mode = Mode.DECODE
         running.chunked, running.num_decoding = None, 0
@@ -320,10 +323,15 @@ class SglangScheduler(SglangState):
             output.preemptions += found
             output.retracted.append(entry.request)
         if len(entries) == 1 and not self.holdings.has_room(entries):
-            # cannot be from 0.5.22 on, whose limits leave room for each alone
-            raise OutOfMemoryError(
-                "Failed to retract any request. No space left for only one request."
-            )
+            # from 0.5.22 on with a window only: limits leave room for each alone
+            if self.settings.swa is None:
+                raise OutOfMemoryError(
+                    "Failed to retract any request. No space left for only one request."
+                )
+            reason = "no slot to decode, with all others retracted"
+            entry = entries.pop()
+            output.preemptions += self.holdings.retract(entry, 0, entry, reason)
+            self.queue.rejected.append((entry, reason))
         self.running_batch.entries = entries
         self.ratio.retracted(entries)
         for entry in retracted:
@@ -383,12 +391,11 @@ class SglangScheduler(SglangState):
         output.ignored.append(request)
 
     def _refuse_rejected(self, output: SglangOutput) -> None:
-        """Tell the engine of requests that the queue's limit turned away."""
+        """Tell the engine of requests that were turned away."""
         rejected, output.dropped = self.queue.take_left()
-        output.rejected = [entry.request for entry in rejected]
-        most = self.settings.max_queued_requests
-        for entry in rejected:
-            self._turn_away(entry, f"{most} requests waited already", output)
+        output.rejected = [entry.request for entry, _ in rejected]
+        for entry, reason in rejected:
+            self._turn_away(entry, reason, output)
             if entry.is_ended:
                 self._ending.remove(entry)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from cache.sglang.radix_cache import RANKS
+from cache.sglang.nodes import RANKS
 from sim.errors import SchedulerError
 
 SCHEDULE_POLICIES: Final = ("fcfs", "lpm", "dfs-weight", "lof")
@@ -25,6 +25,8 @@ PREFIX_REFRESH_INTERVAL: Final = 32
 ``environ.py`` and ``managers/schedule_policy.py``."""
 FIRST_WITH_PLANS: Final = 19
 """Their loop makes plans, and their tree is the unified one: 0.5.19 to 0.5.23."""
+FIRST_WITH_WINDOWS: Final = 23
+"""From which release on the rules of layers with a window are known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,26 @@ class Disaggregation:
 
     mode: str
     num_reserved_decode_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPool:
+    """The slots of layers with a window, beside those of full ones: a hybrid SWA.
+
+    Parameters
+    ----------
+    sliding_window_size
+        Tokens before one that it attends to.
+    max_total_num_tokens
+        Token slots of the pool, a multiple of the page.
+    eviction_interval
+        A decoding request gives slots back once it has left so many tokens behind its
+        window: ``SGLANG_SWA_EVICTION_INTERVAL``.
+    """
+
+    sliding_window_size: int
+    max_total_num_tokens: int
+    eviction_interval: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,7 @@ class Settings:
     disable_radix_cache
         Whether no prefix is shared.
     radix_eviction_policy
-        See `cache.sglang.radix_cache.RANKS`.
+        See `cache.sglang.nodes.RANKS`.
     enable_priority_scheduling, schedule_low_priority_values_first
         Whether the queue is sorted by priority, which may preempt, and whether small
         numbers are the urgent ones.
@@ -89,6 +111,8 @@ class Settings:
         0.5.9 to 0.5.12, or 0.5.19 to 0.5.23.
     kv_transfer
         What it does beside engines that do the other part; None for both parts.
+    swa
+        Layers with a window, and their slots; None where all attend to all tokens.
 
     Attributes
     ----------
@@ -126,6 +150,7 @@ class Settings:
     need_sort: bool = False
     engine_version: str = "0.5.9"
     kv_transfer: Disaggregation | None = None
+    swa: WindowPool | None = None
     patch: int = field(init=False, compare=False)
     makes_plans: bool = field(init=False, compare=False)
 
@@ -177,10 +202,32 @@ class Settings:
                 "prefill and decode apart are SGLang 0.5.9 or 0.5.10, got "
                 f"engine_version {self.engine_version}; take one of these"
             )
+        self._check_windows()
         if self.radix_eviction_policy == "slru" and self.patch < 10:
             raise SchedulerError(
                 "radix_eviction_policy: slru is of SGLang 0.5.10, got engine_version "
                 f"{self.engine_version}; take lru"
+            )
+
+    def _check_windows(self) -> None:
+        swa = self.swa
+        if swa is None:
+            return
+        if self.patch < FIRST_WITH_WINDOWS:
+            raise SchedulerError(
+                f"layers with a window are SGLang 0.5.{FIRST_WITH_WINDOWS}, got "
+                f"engine_version {self.engine_version}; take that"
+            )
+        if self.kv_transfer is not None:
+            raise SchedulerError(
+                "layers with a window are not built for prefill and decode apart; "
+                "serve both in one engine"
+            )
+        num_tokens, size = swa.max_total_num_tokens, self.page_size
+        if num_tokens < size or num_tokens % size:
+            raise SchedulerError(
+                f"the pool of layers with a window must be a multiple of page_size "
+                f"{size} and at least one page, got {num_tokens}"
             )
 
     @property

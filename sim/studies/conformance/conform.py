@@ -160,10 +160,17 @@ def _sglang_facts(config: dict[str, Any], lines: list[Line]) -> dict[str, bool]:
         "aborts": "abort",
         "deaths": "error",
     }
+    evictions = _all_of(lines, "evict")
     return {
         "overlap": bool(config["overlap"]),
         "pages": config["page_size"] > 1,
         "no radix cache": bool(config["disable_radix_cache"]),
+        "windows": config["swa"] is not None,
+        "windows dropped": any(len(each) > 2 and bool(each[3]) for each in evictions),
+        "windows dropped inside": any(
+            len(each) > 2 and any(part not in each[1] for part in each[3])
+            for each in evictions
+        ),
         "mixed batches": any(line.get("mode") == "mixed" for line in lines),
         "priorities": bool(config["enable_priority_scheduling"]),
         **{

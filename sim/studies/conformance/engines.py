@@ -112,6 +112,14 @@ class HfFifoEngine(_Engine):
     max_blocks_per_request: Count = 0  # no block table, as on the CPU
 
 
+class SglangWindow(Table):
+    """Layers with a window, whose slots are a pool of their own."""
+
+    sliding_window_size: Positive
+    max_total_num_tokens: Annotated[Positive, Field(le=MAX_BLOCKS)]
+    eviction_interval: Positive = 128
+
+
 class SglangEngine(Table):
     """SGLang 0.5.9 to 0.5.12 and 0.5.19 to 0.5.23, under its own names.
 
@@ -136,6 +144,7 @@ class SglangEngine(Table):
     max_queued_requests: Positive | None = None
     overlap: bool = False
     need_sort: bool = False
+    swa: SglangWindow | None = None
     max_steps: Positive = 5000
 
     @model_validator(mode="before")

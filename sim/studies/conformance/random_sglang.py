@@ -17,12 +17,22 @@ from sim.studies.conformance.workload import DecisionWorkload  # noqa: TC001
 _EVICTIONS = ("lru", "lru", "lfu", "fifo", "mru", "filo", "priority")
 
 
-def random_sglang_workload(seed: int, release: str) -> DecisionWorkload:
-    """Return the workload of a seed, for an engine of a release."""
+def random_sglang_workload(
+    seed: int, release: str, *, windows: bool = False
+) -> DecisionWorkload:
+    """Return the workload of a seed, for an engine of a release.
+
+    With `windows` it is the same but for layers with a window, and few steps.
+    """
     draw = Random(f"sglang {seed}")
     config = _random_config(draw)
     if int(release.split(".")[2]) >= FIRST_WITH_PLANS:
         _squeeze(Random(f"plans {seed}"), config)
+    name = f"seed {seed}"
+    if windows:
+        config["swa"] = _window(Random(f"windows {seed}"), config)
+        config["max_steps"] = 600
+        name += ", windows"
     is_by_priority = config.get("enable_priority_scheduling", False)
     requests = random_requests(
         draw,
@@ -43,7 +53,7 @@ def random_sglang_workload(seed: int, release: str) -> DecisionWorkload:
             request["ignore_eos"] = True
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
-    return as_workload(f"seed {seed}", release, config, requests, engine="sglang")
+    return as_workload(name, release, config, requests, engine="sglang")
 
 
 def _random_config(draw: Random) -> dict[str, Any]:
@@ -94,3 +104,18 @@ def _squeeze(draw: Random, config: dict[str, Any]) -> None:
 
 def _pages(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size) * page_size
+
+
+def _window(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Return layers with a window, whose pool is short, at times for every request."""
+    size, total = config["page_size"], config["max_total_num_tokens"]
+    share = draw.choice((0.15, 0.3, 0.5, 0.8, 1.0, 1.3))
+    num_pages = max(int(total * share) // size, 1)
+    window = draw.choice((1, 2, draw.randint(1, 12), draw.randint(4, 40), total // 3))
+    if draw.random() < 0.8:  # room for a window and a page, and for some more
+        num_pages = max(num_pages, window // size + 3 + draw.choice((0, 1, 5, 20)))
+    return {
+        "sliding_window_size": window,
+        "max_total_num_tokens": num_pages * size,
+        "eviction_interval": draw.choice((1, 1, 2, 5, 16, 128)),
+    }

@@ -14,7 +14,7 @@ from sim.scheduler.log.lines import names_of
 from sim.scheduler.log.sglang import SglangLog
 from sim.scheduler.sglang.holdings import OutOfMemoryError
 from sim.scheduler.sglang.scheduler import SglangScheduler
-from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, Settings
+from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, Settings, WindowPool
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import SglangEngine
 from sim.studies.conformance.stream_tokens import token
@@ -59,8 +59,7 @@ class SglangDriver:
     def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
         engine = workload.engine
         assert isinstance(engine, SglangEngine)
-        written = engine.model_dump(exclude={"max_steps"})
-        settings = Settings(**written, engine_version=workload.engine_version)
+        settings = _settings_of(engine, workload.engine_version)
         self.scheduler = SglangScheduler(settings)
         self.num_steps = self.num_preemptions = 0
         self.ending = ""
@@ -110,7 +109,7 @@ class SglangDriver:
         self.ending = "cut"
 
     def _abort_due(self, step: int) -> Line:
-        refused = {each.request for each in self.scheduler.queue.rejected}
+        refused = {each.request for each, _ in self.scheduler.queue.rejected}
         aborted = []
         while self._aborts and self._aborts[0][0] <= step:
             name = self._aborts.popleft()[1]
@@ -141,6 +140,13 @@ class SglangDriver:
             self.scheduler.check()
 
 
+def _settings_of(engine: SglangEngine, engine_version: str) -> Settings:
+    written = engine.model_dump(exclude={"max_steps"})
+    if written["swa"] is not None:
+        written["swa"] = WindowPool(**written["swa"])
+    return Settings(**written, engine_version=engine_version)
+
+
 def hosted_lines(workload: DecisionWorkload) -> list[Line]:
     """Return the log that the installed SGLang's own event loop gives.
 
@@ -151,11 +157,8 @@ def hosted_lines(workload: DecisionWorkload) -> list[Line]:
     """
     engine = workload.engine
     assert isinstance(engine, SglangEngine)
+    _settings_of(engine, workload.engine_version)
     settings = engine.model_dump()
-    Settings(
-        **{key: value for key, value in settings.items() if key != "max_steps"},
-        engine_version=workload.engine_version,
-    )
     seeds = {raw.id: raw.out_seed for raw in workload.requests}
     requests = [
         {

@@ -715,8 +715,8 @@ def test_conform_says_that_there_is_no_sglang(
 ) -> None:
     said = refused(["conform", "--engine", "sglang"], capsys, tmp_path)
     assert "'make hosted SGLANG=0.5.9'" in said
-    said = refused(["conform", "--engine", "sglang", "--groups"], capsys, tmp_path)
-    assert "leave the other options out" in said
+    said = refused(["conform", "--engine", "sglang", "--pairs"], capsys, tmp_path)
+    assert "leave all options but --groups out" in said
 
 
 @pytest.mark.slow
