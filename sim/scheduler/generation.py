@@ -282,8 +282,8 @@ class Generation:
         Whether prompts are always cut into chunks; elsewhere ``enable_chunked_prefill``
         and the release decide.
     fills_last_block
-        Whether one sequence may fill the pool but for its last token; elsewhere a
-        block stays out of reach, such as V1's null block.
+        Whether one sequence may have all blocks of the pool; elsewhere one stays out of
+        reach, such as V1's null block.
     keeps_decode_clock
         Whether its scheduler leaves decodes on a clock, so that steps may be taken in
         stretches.
@@ -355,9 +355,7 @@ class Generation:
 
     def longest_sequence(self, num_gpu_blocks: int, block_size: int) -> int:
         """Return how many tokens of one sequence a pool may ever hold."""
-        if self.fills_last_block:
-            return num_gpu_blocks * block_size - 1
-        return (num_gpu_blocks - 1) * block_size
+        return (num_gpu_blocks - (not self.fills_last_block)) * block_size
 
     def make(self, arguments: Mapping[str, Any]) -> Any:
         """Construct the scheduler from an engine's arguments; it takes its own.

@@ -119,8 +119,8 @@ class SglangState:
 
     @property
     def max_servable_tokens(self) -> int:
-        """Longest sequence that comes to its end, if two tokens early."""
-        return min(self.settings.context_len, self.settings.max_total_num_tokens - 1)
+        """Longest context; a request is stopped two tokens before it."""
+        return min(self.settings.context_len, self.settings.max_total_num_tokens)
 
     def admission_error(self, request: Request) -> str | None:
         return self.settings.admission_error(request.num_prompt_tokens)

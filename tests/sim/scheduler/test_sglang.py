@@ -260,6 +260,21 @@ def test_of_a_pool_that_holds_no_prompt_no_negative_length_is_told() -> None:
     assert "of 34 tokens is longer than 33, what" in (fits.admission_error(34) or "")
 
 
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.10"])
+def test_a_request_is_stopped_two_tokens_before_the_pool_is_full(release: str) -> None:
+    """The longest is ``min(context_len, pool) - 1``, and a token of it is kept."""
+    data = data_of(engine_version=release)
+    del data["workload"]["max_tokens"]
+    data["workload"]["synthetic"] |= {
+        "num_requests": 1,
+        "prompt_tokens": {"kind": "uniform", "low": 500, "high": 500},
+        "output_tokens": {"kind": "uniform", "low": 500, "high": 500},
+    }
+    (row,) = ran(data).requests.itertuples()
+    assert row.status == "finished_length_capped"
+    assert row.num_prompt_tokens + row.num_output_tokens == 640 - 2
+
+
 def test_prefill_goes_first() -> None:
     """While prompts are there no request decodes, but in mixed batches."""
     steps = {
@@ -406,7 +421,7 @@ def test_the_command_that_serves_it_has_its_own_options() -> None:
         return serve_command(run.config.engine, run.capacity)
 
     begin = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B"
-    limits = "--context-length 639 --max-running-requests 320"
+    limits = "--context-length 640 --max-running-requests 320"
     assert command() == (
         f"{begin} --tp-size 1 --page-size 16 "
         f"--max-total-tokens 640 {limits} --chunked-prefill-size 8192"
