@@ -1,6 +1,7 @@
 """Our `sglang` against logs of later releases' own schedulers (promise 2).
 
-Of 0.5.23, and where a name begins with `of_0_5_12` and so on of that release.
+Of 0.5.23, and where a name begins with `of_0_5_12` and so on of that release. Names
+end with the seed of `random_sglang_workload` that they are.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ NAMES = sorted(path.name.removesuffix(ENDING) for path in HERE.glob(f"*{ENDING}"
 @pytest.mark.parametrize("name", NAMES)
 def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
     golden, ours = HERE / f"{name}.golden.jsonl.gz", tmp_path / "ours.jsonl.gz"
-    driver = driver_of(load_workload(HERE / f"{name}{ENDING}"), check=True)
+    workload = load_workload(HERE / f"{name}{ENDING}")
+    driver = driver_of(workload, check=True)
     write_log(driver.lines(), ours)
     difference = first_difference(read_log(golden), read_log(ours))
     assert difference is None, difference.in_words(("real engine", "kvsim"))
+    evictions = [each for line in read_log(golden) for each in line.get("evict", ())]
+    num_tokens = sum(length for _, nodes in evictions for length, _ in nodes)
+    num_pages = num_tokens // workload.config["page_size"]
+    assert driver.scheduler.summary()["num_evictions"] == num_pages
 
 
 def test_the_logs_meet_its_rules() -> None:
