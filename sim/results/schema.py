@@ -128,7 +128,8 @@ FLEET: dict[str, str] = {
     "num_ready": "int64",
     "num_starting": "int64",
     "num_draining": "int64",
-    # requests of its engines in the step in progress; 0 between steps
+    # requests of its engines as of the step in progress, which those that came since
+    # do not count in; behind an engine's last step those that are left there
     "num_running": "int64",
     "num_waiting": "int64",
     "num_held": "int64",  # before the router, as no replica is ready; of all pools

@@ -12,6 +12,7 @@ from sim.results.fleet.pulls import pulls_of
 from sim.results.tables.columns import Texts
 from sim.results.tables.memory import ResultTable
 from sim.results.tables.steps import engines_in, span_columns, spans_s
+from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -148,9 +149,14 @@ def series(
 def _queues(
     recording: Recording, num_places: int, times_s: Floats
 ) -> tuple[Integers, Integers]:
-    """Return by place and time how many requests the step in progress had."""
+    """Return by place and time how many requests the step in progress had.
+
+    Behind the last step of an engine those that are left there to the end, as of one
+    that is stuck.
+    """
     steps = recording.step_table
     running = np.zeros((num_places, len(times_s)), np.int64)
+    stops_s = np.zeros(num_places)
     waiting = np.zeros_like(running)
     columns = ("num_running", "num_waiting", "engine", *span_columns(steps))
     for batch in steps.batches(tuple(dict.fromkeys(columns))):
@@ -164,11 +170,31 @@ def _queues(
             start_s = own["start_s"]
             first, last = np.searchsorted(times_s, (start_s[0], np.inf))
             row = np.searchsorted(start_s, times_s[first:last], side="right") - 1
-            is_on = times_s[first:last] < (start_s + spans_s(own))[row]
+            ends_s = start_s + spans_s(own)
+            is_on = times_s[first:last] < ends_s[row]
             at = first + np.flatnonzero(is_on)
             running[place, at] = own["num_running"][row[is_on]]
             waiting[place, at] = own["num_waiting"][row[is_on]]
+            stops_s[place] = ends_s[-1]
+    _add_left(recording.request_table, times_s, stops_s, running, waiting)
     return running, waiting
+
+
+def _add_left(
+    requests: ResultTable,
+    times_s: Floats,
+    stops_s: Floats,
+    running: Integers,
+    waiting: Integers,
+) -> None:
+    """Add requests that never ended, from the end of their engine's last step on."""
+    runs = requests.is_one_of("status", [RequestStatus.RUNNING.value])
+    is_left = np.isnan(requests["finish_s"]) & (requests["engine"] >= 0)
+    for row in np.flatnonzero(is_left):
+        place = requests["engine"][row]
+        since_s = max(requests["arrival_s"][row], stops_s[place])
+        found = running if runs[row] else waiting
+        found[place, np.searchsorted(times_s, since_s) :] += 1
 
 
 def _transfers(recording: Recording, num_places: int, times_s: Floats) -> Integers:

@@ -98,6 +98,34 @@ def test_requests_in_the_table_are_those_of_the_steps(generation: str) -> None:
             assert row["num_starting"] == row["num_draining"] == row["num_held"] == 0
 
 
+@pytest.mark.parametrize(
+    ("engine", "lengths", "left"),
+    [
+        ({"num_gpu_blocks_override": 20}, (100, 500), {"waiting"}),
+        ({"max_model_len": 300, "max_num_batched_tokens": 24}, (400, 400), {"running"}),
+    ],
+)
+def test_what_is_left_at_stuck_replicas_is_in_the_table(
+    engine: dict[str, Any], lengths: tuple[int, int], left: set[str]
+) -> None:
+    """Between steps, and so for good, an engine had neither kind of request."""
+    limits = {"admission_check": False, "async_scheduling": False} | engine
+    data = data_of(GENERATIONS["v1"] | limits, None, 20, 60.0)
+    low, high = lengths
+    prompts = {"kind": "uniform", "low": low, "high": high}
+    data["workload"]["synthetic"]["prompt_tokens"] = prompts
+    autoscaler = {"targets": {"requests_in_flight": 4}, "max_replicas": 3}
+    data["fleet"] = fleet_of(1, "round_robin") | {"autoscaler": autoscaler}
+    results = Simulation(parse_config(data)).run()
+    assert results.summary["stalled"]
+    requests, last = results.requests, table_of(results).iloc[-1]
+    unfinished = requests[requests["finish_s"].isna()]
+    assert set(unfinished["status"]) == left
+    for status in ("running", "waiting"):
+        assert last[f"num_{status}"] == (unfinished["status"] == status).sum()
+    assert last["num_held"] == 0
+
+
 def test_replicas_in_the_table_are_those_that_held_gpus() -> None:
     for simulation in (scaled(), eventful(EVENTS)):
         results = simulation.run()
