@@ -31,7 +31,7 @@ from workloads.requests.chains import has_chains, in_order
 from workloads.requests.columns import RequestColumns, SpecIterator
 from workloads.requests.long_arrays import Collector, parts
 from workloads.spec import RequestSpec
-from workloads.traces.base import TraceReader
+from workloads.traces.base import TraceReader, check_number
 from workloads.transforms.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
 from workloads.transforms.superposition import superposed
 
@@ -178,12 +178,15 @@ class TraceWorkload:
         start_s, end_s = self._bounds_s()
         requests: list[RequestSpec] = []
         kept: set[int] = set()
+        num_early = 0
         last_s = beyond_s = 0.0
         for position, request in enumerate(read):
             _check_request(self.reader, position, request, last_s)
             last_s = request.arrival_s
             if len(requests) == self.limit:
                 break
+            num_early += last_s < start_s
+            check_number(self.reader, position + 1 - num_early)
             previous_id = request.previous_id
             if previous_id is None:
                 beyond_s = last_s if beyond_s < end_s else beyond_s

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.requests.columns import RequestColumns, SpecIterator
 from workloads.traces import TraceReader
+from workloads.traces.base import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +91,9 @@ class ReadTrace:
             warnings.simplefilter("always", WorkloadWarning)
             read = reader.read()
             requests: RequestColumns | Sequence[RequestSpec] = (
-                read.columns if isinstance(read, SpecIterator) else [*read]
+                read.columns
+                if isinstance(read, SpecIterator)
+                else [*counted(reader, read)]
             )
         if not len(requests):
             raise WorkloadError("a trace needs at least one request; check the file")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.config.trace_shelf import ReadTrace
 from tests.workloads.shared_traces import AZURE_CONV, shared_trace
 from workloads import (
     ARRIVALS,
@@ -30,10 +32,11 @@ from workloads.lengths import (
     LognormalLength,
     UniformLength,
 )
+from workloads.lengths.empirical import trace_lengths
 from workloads.traces import AzureTraceReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -226,6 +229,32 @@ def test_empty_window() -> None:
 def test_empty_reader() -> None:
     with pytest.raises(WorkloadError, match=r"at least one .* Listed yields none"):
         TraceWorkload(Listed()).requests()
+
+
+class Endless:
+    """A user's own reader that makes requests up, a second apart."""
+
+    def read(self) -> Iterator[RequestSpec]:
+        for i in itertools.count():
+            yield RequestSpec(i, float(i), ((2 * i, 10),), 5, 2 * i + 1)
+
+
+def test_a_reader_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.traces.base.MAX_REQUESTS", 100)
+    reader = Endless()
+    rule = r"^a workload may hold 100 requests; Endless\.read yields more; .*set limit$"
+    refused: list[Callable[[], object]] = [
+        TraceWorkload(reader).requests,
+        TraceWorkload(reader, window=(500, 550)).requests,
+        lambda: trace_lengths(reader),
+        lambda: ReadTrace.of(reader),
+    ]
+    for each in refused:
+        with pytest.raises(WorkloadError, match=rule):
+            each()
+    assert len(TraceWorkload(reader, limit=100).requests()) == 100
+    part = TraceWorkload(reader, window=(500, None), limit=50)
+    assert arrivals_s(part) == [*range(50)]
 
 
 def test_times_of_two_clocks_are_named() -> None:

@@ -19,7 +19,7 @@ from workloads._numpy import np
 from workloads.errors import WorkloadError
 from workloads.lengths.base import LENGTH_REMEDY
 from workloads.requests.columns import SpecIterator
-from workloads.traces.base import TraceReader
+from workloads.traces.base import TraceReader, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,7 +152,8 @@ def trace_lengths(
     if isinstance(requests, SpecIterator):
         columns = requests.columns
         return columns.num_prompt_tokens, columns.num_output_tokens
-    pairs = [(r.num_prompt_tokens, r.num_output_tokens) for r in requests]
+    read = counted(trace, requests)
+    pairs = [(r.num_prompt_tokens, r.num_output_tokens) for r in read]
     if not pairs:
         name = type(trace).__name__
         raise WorkloadError(

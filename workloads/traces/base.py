@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from workloads.arrivals.base import MAX_REQUESTS
+from workloads.errors import WorkloadError
 from workloads.traces.parsing.files import (
     format_error,
     numbered_lines,
@@ -22,14 +24,16 @@ from workloads.traces.parsing.requests import columns_in_arrival_order, in_arriv
 from workloads.traces.parsing.values import length_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from workloads.spec import RequestSpec
 
 __all__ = [
     "TraceReader",
     "TraceWriter",
+    "check_number",
     "columns_in_arrival_order",
+    "counted",
     "format_error",
     "in_arrival_order",
     "length_problem",
@@ -65,6 +69,26 @@ class TraceReader(Protocol):
         WorkloadWarning
             If rows were not sorted by time, or some were left out.
         """
+
+
+def check_number(reader: TraceReader, number: int) -> None:
+    """Refuse more requests of a trace than a workload may hold.
+
+    A reader of a user's own may have no end, and would be read until memory has.
+    """
+    if number > MAX_REQUESTS:
+        name = type(reader).__name__
+        raise WorkloadError(
+            f"a workload may hold {MAX_REQUESTS} requests; {name}.read yields more; "
+            f"let it end, or set limit"
+        )
+
+
+def counted(reader: TraceReader, read: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
+    """Yield what a reader has read, as long as `check_number` lets it."""
+    for number, request in enumerate(read, 1):
+        check_number(reader, number)
+        yield request
 
 
 @runtime_checkable
