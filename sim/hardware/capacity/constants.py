@@ -176,22 +176,36 @@ V0_CHUNKED_BATCHED_TOKENS = 2_048
 """Batch with chunked prefill on V0, and the least without it."""
 
 CUDA_GRAPH_GIB = (0.25, 0.008)
-"""Estimate of `MANY_GRAPHS` and more: what all models have, and a layer. The interval
-adds the whole estimate.
+"""Estimate of `MANY_GRAPHS` and more by the first model runner: what all models have,
+and a layer. The interval adds the whole estimate.
 
 Estimates that engines printed, or by which 0.20 has less than 0.19: from 0.24 GiB less
 to 0.24 more than this line are Ministral (40 layers), Gemma 4, Nemotron 3 (52, 88),
-Llama (80), Qwen3-VL (48, 94), Qwen2.5 (28) and Qwen3-30B (48), and of the second model
-runner Qwen3-4B (36, of 0.29) and Llama-3.1-8B (32, of 0.31). Two 27B of 0.29 (64) are
-0.33 more and 0.46 less, DeepSeek (61, of 0.20) 0.8 more; no latent attention is known
-from 0.29 on. ``calibrate/estimators/README.md`` has all."""
+Llama (80), Qwen3-VL (48, 94), Qwen2.5 (28) and Qwen3-30B (48); DeepSeek (61, of 0.20)
+is 0.8 more. ``calibrate/estimators/README.md`` has all."""
 MANY_GRAPHS = 86
-"""Of fewer graphs it is a share: the first model runner captures the two largest of
-each kind, and takes the rest for as large as the second; the second captures all in
-pieces, and takes whole ones likewise. Qwen3.5-4B was seen to be given 0.64 GiB for 86
-and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28, ``v1/worker/gpu_model_runner.py``
-(`profile_cudagraph_memory`), and 0.29 to 0.33, ``v1/worker/gpu/cudagraph_utils.py``
-(`_extrapolate_full_graph_memory`)."""
+"""Of fewer graphs it is a share: the runner captures the two largest of each kind, and
+takes the rest for as large as the second. Qwen3.5-4B was seen to be given 0.64 GiB for
+86 and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28, ``v1/worker/gpu_model_runner.py``
+(`profile_cudagraph_memory`)."""
+PIECE_BYTES = 240_000
+"""What the driver keeps of a graph in pieces and a layer: the median of 13 records of
+0.29 and 0.30 on GPUs before Hopper, 0.20 to 0.245 MiB (apron's; seven models of 26 to
+64 layers, TP 1 and 2). Nothing of them is left for a constant part."""
+LATENT_PIECES = 2
+"""So many times as much with latent attention, which launches more: 1.8 on an A100,
+2.2 beside the dense models of the same logs of 0.19, 3.6 on an H100 of 0.30."""
+WHOLE_GRAPH_BYTES = 1 << 20
+"""What the second model runner takes a whole graph for. It captures two, and the second
+comes out negative, as the memory of its warm-up is let go of inside the measured part:
+then it takes 1 MiB for each. Source: vLLM 0.29 to 0.33,
+``v1/worker/gpu/cudagraph_utils.py`` (`_MIN_PER_GRAPH_BYTES`), and PyTorch,
+``cuda/graphs.py``, which empties the allocator's cache where a capture begins."""
+NUM_SPLITS = 32
+"""Parts that FlashAttention 3 may cut the keys of a whole graph into, each of which has
+an output of its own in float32. Source: vLLM 0.11 to 0.33, ``config/attention.py``
+(`flash_attn_max_num_splits_for_cuda_graph`); its flash-attention,
+``hopper/flash_api.cpp`` (`out_accum`)."""
 FLASHINFER_WORKSPACE_BYTES = 394 << 20
 """FlashInfer's attention workspace, allocated when graphs are first captured.
 Source: ``vllm/envs.py``, ``v1/attention/backends/flashinfer.py``."""

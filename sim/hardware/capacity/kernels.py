@@ -30,6 +30,7 @@ _AMD: Final = "mi3"
 _SPARSE_BLOCK_SIZE: Final = 64
 _LATENT_BLOCK_SIZES: Final = (32, 64)
 _FLASHINFER_HEAD_SIZES: Final = frozenset({64, 128, 256})
+_WIDEST_FLASH_HEAD: Final = 256
 _READS_IMAGES_BOTH_WAYS: Final = frozenset({"gemma3", "gemma4"})
 
 
@@ -99,6 +100,33 @@ def flashinfer_workspace_bytes(arguments: EngineArguments) -> int:
     heads = model.num_attention_heads // arguments.tensor_parallel_size
     elements = arguments.max_num_batched_tokens * heads * model.head_dim
     return max(least, elements * constants.WIDE_WORKSPACE_ELEMENT_BYTES)
+
+
+def split_output_bytes(arguments: EngineArguments, num_tokens: int) -> int:
+    """Return what FlashAttention 3 cuts the output of a whole graph into; else 0.
+
+    It is the release's choice on Hopper, of latents in 16 bits, too, but not where
+    images are read both ways or an indexer chooses keys.
+
+    Notes
+    -----
+    Source: vLLM 0.29 to 0.33, ``platforms/cuda.py`` (`_get_backend_priorities`),
+    ``v1/attention/backends/flash_attn.py`` and ``mla/flashattn_mla.py``.
+    """
+    model = arguments.model
+    is_chosen = is_hopper(arguments.gpu) and model.num_attention_layers > 0
+    if model.kv_lora_rank:
+        is_chosen &= not model.index_num_heads
+        is_chosen &= not arguments.kv_cache_dtype.startswith("fp8")
+        widths = [(model.num_attention_heads, model.kv_lora_rank)]
+    else:
+        heads = [model.attention_heads(), *filter(None, [model.sliding_heads])]
+        is_chosen &= model.model_type not in _READS_IMAGES_BOTH_WAYS
+        is_chosen &= max(each.head_dim for each in heads) <= _WIDEST_FLASH_HEAD
+        widths = [(each.num_attention_heads, each.v_head_dim) for each in heads]
+    ranks = arguments.tensor_parallel_size
+    width = max(num_heads // ranks * size for num_heads, size in widths)
+    return is_chosen * constants.NUM_SPLITS * num_tokens * width * 4
 
 
 class Checkpoints(TypedDict):

@@ -19,6 +19,7 @@ from sim.hardware.capacity.kernels import (
     flashinfer_workspace_bytes,
     is_amd,
     is_linked_hopper_or_later,
+    split_output_bytes,
 )
 from sim.hardware.gpus import GIB
 from sim.hardware.graph_sizes import MOST_TOKENS, strided_sizes
@@ -119,17 +120,26 @@ def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | N
 
 def cuda_graph_bytes(arguments: EngineArguments) -> int:
     """Return what a release estimates that graphs, and capturing them, take."""
-    base, per_layer = constants.CUDA_GRAPH_GIB
     drafter = arguments.drafter
     num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
     num_layers += arguments.model.num_hidden_layers
-    share = min(1.0, num_graphs(arguments) / constants.MANY_GRAPHS)
-    graphs = round((base + per_layer * num_layers) * share * GIB)
+    pieces, whole = captured_sizes(arguments)
+    if arguments.has_second_model_runner:
+        kernels = constants.LATENT_PIECES if arguments.model.kv_lora_rank else 1
+        graphs = len(pieces) * num_layers * kernels * constants.PIECE_BYTES
+        graphs += len(whole) * constants.WHOLE_GRAPH_BYTES
+        graphs += split_output_bytes(arguments, sum(whole[-2:]))
+    else:
+        base, per_layer = constants.CUDA_GRAPH_GIB
+        share = min(1.0, (len(pieces) + len(whole)) / constants.MANY_GRAPHS)
+        graphs = round((base + per_layer * num_layers) * share * GIB)
     return graphs + flashinfer_workspace_bytes(arguments)
 
 
-def num_graphs(arguments: EngineArguments) -> int:
-    """Return how many graphs are captured: of decodes alone, and in pieces."""
+def captured_sizes(
+    arguments: EngineArguments,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of graphs in pieces, and of whole ones, which decode alone."""
     decodes = arguments.max_num_seqs * (1 + arguments.num_speculative_tokens)
     most = arguments.max_num_batched_tokens
     given = arguments.cudagraph_capture_sizes
@@ -137,7 +147,7 @@ def num_graphs(arguments: EngineArguments) -> int:
         sizes = strided_sizes(min(2 * decodes, MOST_TOKENS, most))
     else:
         sizes = tuple(size for size in given if size <= most)
-    return len(sizes) + sum(size <= decodes for size in sizes)
+    return sizes, tuple(size for size in sizes if size <= decodes)
 
 
 def _non_torch_gib(arguments: EngineArguments) -> float:
