@@ -115,7 +115,7 @@ told
 # ## The scheduler's doing, or the memory's?
 #
 # With equal pools what differs is the scheduler's doing. What the differences with their own pools
-# have beside that is the memory default's: SGLang takes 1.4 GiB more of an H200 here.
+# have beside that is the memory default's: SGLang takes 2.4 GiB more of an H200 here.
 
 # %%
 pick = ["TTFT mean ms", "ITL p99 ms"]

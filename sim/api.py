@@ -84,7 +84,7 @@ def simulate(config: RunConfig) -> Results:
     >>> results = simulate(load_config("examples/demo.yaml", minute))
     >>> summary = results.summary
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
-    (16331, 366, 0)
+    (16075, 366, 0)
     """
     if isinstance(config, str | Path):
         raise ConfigError(

@@ -160,7 +160,7 @@ def estimate_capacity(
     >>> from kvsim import estimate_capacity
     >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
     >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
-    (56589, 55936, 57243)
+    (56384, 55526, 57243)
     >>> round(pool.weights_bytes / 2**30, 2)
     14.99
     """

@@ -13,6 +13,7 @@ import pytest
 
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.gpus import GIB
+from sim.hardware.models.bundled import load_model
 
 EAGER = {"enforce_eager": True, "max_num_batched_tokens": 8_192, "max_num_seqs": 256}
 SORTS = {"use_flashinfer_sampler": False}
@@ -164,7 +165,8 @@ def test_some_first_starts_of_0_28_keep_no_copy(start: Start) -> None:
     embedding = 151_936 * 5_120 * 2 / GIB / given.get("tensor_parallel_size", 1)
     found = estimate_of(start)
     low = found.num_gpu_blocks_low * found.block_bytes / GIB
-    assert low <= pool_gib
+    high = found.num_gpu_blocks_high * found.block_bytes / GIB
+    assert low <= pool_gib <= high
     assert error_gib(start) + embedding == pytest.approx(0.0, abs=0.2)
     assert any("about as many starts do either" in why for why in found.extrapolated)
 
@@ -190,6 +192,29 @@ def test_ranks_look_tokens_up_by_a_kernel_of_their_own(
     assert first.available_kv_bytes / GIB == pytest.approx(pool_gib, abs=0.25)
     compiles = warm.available_kv_bytes > first.available_kv_bytes
     assert compiles == ("tensor_parallel_size" not in given)
+
+
+KEPT_OR_NOT = (
+    ("Qwen/Qwen3-1.7B", "rtx_4090"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "l40s"),
+    (QWEN3_14B, "rtx_a6000"),
+    ("Qwen/Qwen3-32B", "h100_sxm"),
+    ("openai/gpt-oss-120b", "h100_sxm"),
+)
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.29.0", "0.30.0"])
+@pytest.mark.parametrize(("model", "gpu"), KEPT_OR_NOT)
+def test_the_interval_has_starts_with_the_copy_and_without(
+    model: str, gpu: str, version: str
+) -> None:
+    """The copy is counted; a start without it has as much more, and is as usual."""
+    given = {"engine_version": version, "max_model_len": 2_048}
+    found = estimate_capacity(model, gpu, **given)
+    shape = load_model(model)
+    copy = shape.vocab_size * shape.hidden_size * 2 / GIB
+    above = (found.num_gpu_blocks_high - found.num_gpu_blocks) * found.block_bytes / GIB
+    assert above >= copy + 0.1
 
 
 def test_two_ranks_of_0_28_compile_it() -> None:

@@ -325,8 +325,8 @@ ASK = ["--rate", "3", "--input-tokens", "9", "--output-tokens", "9", "--p95-ttft
     [
         (
             ["--model", "openai/gpt-oss-120b", "--gpu", "rtx_4090", *ASK, *RANKS],
-            "openai/gpt-oss-120b does not fit 2 x rtx_4090: a GPU lacks 14.5 GiB "
-            "(weights and a step take 36.1, the engine may use 21.6); it fits from "
+            "openai/gpt-oss-120b does not fit 2 x rtx_4090: a GPU lacks 14.4 GiB "
+            "(weights and a step take 36.0, the engine may use 21.6); it fits from "
             "tensor_parallel_size 4",
         ),
         (
