@@ -6,6 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from sim.costs.steps.ahead import HostAhead
 from sim.scheduler.base import ScheduledDrafts, SchedulerOutput
 from workloads.sums import added
 
@@ -86,6 +87,7 @@ class Stages:
     def __init__(self, cost_model: CostModel) -> None:
         staged = hasattr(cost_model, "stage_times")
         self._staged = cast("StagedCostModel", cost_model) if staged else None
+        self._ahead = cost_model if isinstance(cost_model, HostAhead) else None
         self._has_host = getattr(cost_model, "first_stage_is_host", False)
         self._free_s: list[float] = []  # when the last batch leaves each link and stage
         self._ready_s = -inf  # when the host is through with it
@@ -119,7 +121,11 @@ class Stages:
             return end_s
         if self._staged is None:
             return self._enter(now_s, [(0.0, total_s)])
-        times = self._staged.stage_times(shape)
+        times = (
+            self._staged.stage_times(shape)
+            if self._ahead is None
+            else self._ahead.stage_times(shape, total_s)
+        )
         if not self._has_host:
             return self._enter(now_s, times)
         if len(times) == 2:

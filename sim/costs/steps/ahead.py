@@ -54,21 +54,27 @@ class HostAhead:
     def step(self, shape: BatchShape) -> StepCost:
         return self.model.step(shape)
 
-    def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
+    def stage_times(
+        self, shape: BatchShape, total_s: float | None = None
+    ) -> list[tuple[float, float]]:
         """Return seconds of the host, and on the way to each GPU, and of it.
 
         All stages of a pipeline are told of a batch at once, and prepare it while the
-        ones before it compute.
+        ones before it compute. `total_s` is the price of the step where it is known, so
+        that it is not asked for again.
         """
         num_rows = shape.num_decodes + shape.num_prefills
         host_s = self.split(self.prepare_s, num_rows)[0]
         stages = getattr(self.model, "stage_times", None)
-        times = (
-            [(0.0, self.model.step(shape).total_s)] if stages is None else stages(shape)
-        )
+        if stages is not None:
+            times = stages(shape)
+        elif total_s is None:
+            times = [(0.0, self.model.step(shape).total_s)]
+        else:
+            times = [(0.0, total_s)]
         return [
             (0.0, host_s),
-            *((sent_s, self.split(total_s, 0)[1]) for sent_s, total_s in times),
+            *((sent_s, self.split(stage_s, 0)[1]) for sent_s, stage_s in times),
         ]
 
     @property

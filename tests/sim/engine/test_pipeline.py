@@ -315,6 +315,20 @@ def test_ahead_one_request_takes_the_sum_of_the_stages_too(num_stages: int) -> N
     assert said.startswith(f"asynchronous scheduling of {num_stages} stages (")
 
 
+def test_ahead_each_step_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[BatchShape] = []
+    price = ConstantCost.step
+
+    def counted(self: ConstantCost, shape: BatchShape) -> StepCost:
+        shapes.append(shape)
+        return price(self, shape)
+
+    monkeypatch.setattr(ConstantCost, "step", counted)
+    config = simulation(1, async_scheduling=True).config
+    results = Simulation(config, stepwise=True).run()
+    assert len(shapes) == results.summary["num_steps"] > 20
+
+
 def test_ahead_the_host_is_hidden_behind_the_stages() -> None:
     overhead_s = 0.003
     cost = {"kind": "roofline", "step_overhead_s": overhead_s}
