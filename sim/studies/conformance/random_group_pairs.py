@@ -12,6 +12,7 @@ from sim.studies.conformance.random_groups import (
     STYLES,
     GroupEngine,
     drawn_engine,
+    has_chunks_beside_longer_blocks,
 )
 from sim.studies.conformance.random_pairs import (
     along_the_way,
@@ -30,14 +31,15 @@ from sim.studies.conformance.random_v1 import (
 )
 
 if TYPE_CHECKING:
+    from cache.v1.specs import KVCacheLayout
     from sim.studies.conformance.workload import DecisionWorkload
 
 _DRAFTED = ("attention", "attention", "attention", "latent")
 """Of layers beside a drafter's: pools take none with states."""
 _INTERVAL = "prefix_cache_retention_interval"
 _UNLIKE_SHARE = 0.3
-"""Of engines with states that keep them for hits where the first one does not, or the
-other way around."""
+"""Of engines that look prefixes up where the first one does not, or the other way
+around."""
 
 
 def random_group_pools_workload(
@@ -125,18 +127,28 @@ def _alike(first: GroupEngine, draw: Random, release: str) -> dict[str, Any]:
     # An interval is one of the blocks that end together, which are others without hits.
     if draw.random() < _UNLIKE_SHARE and not first.kv.get(_INTERVAL):
         unlike = config | {"enable_prefix_caching": not other["enable_prefix_caching"]}
-        if _blocks(GroupEngine(unlike, first.kv), release) == _blocks(first, release):
+        if _is_served_beside(GroupEngine(unlike, first.kv), first, release):
             config = unlike
     return config | later_keys(draw, dialect_of(release), config)
 
 
-def _blocks(engine: GroupEngine, release: str) -> list[tuple[str, int]] | None:
+def _is_served_beside(engine: GroupEngine, first: GroupEngine, release: str) -> bool:
+    """Whether the release takes an engine, and reads its blocks where it has states."""
+    layout, others = engine.layout(release), first.layout(release)
+    if layout is None or others is None:
+        return False
+    looks_up = engine.config["enable_prefix_caching"]
+    if looks_up and has_chunks_beside_longer_blocks(layout):
+        return False
+    return _blocks(layout) == _blocks(others)
+
+
+def _blocks(layout: KVCacheLayout) -> list[tuple[str, int]] | None:
     """Return kind and tokens of the blocks that others read; states have no tokens.
 
-    None without a state, or where the release plans no such pool.
+    None without a state.
     """
-    layout = engine.layout(release)
-    specs = [] if layout is None else [group.spec for group in layout.groups]
+    specs = [group.spec for group in layout.groups]
     if not any(isinstance(spec, MambaSpec) for spec in specs):
         return None
     return [

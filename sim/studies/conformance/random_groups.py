@@ -161,7 +161,7 @@ def _engine(
     if caching:
         kv |= _kept(draw, layout)
         layout = GroupEngine(config, kv).layout(release)
-        if layout is None or _has_chunks_beside_longer_blocks(layout):
+        if layout is None or has_chunks_beside_longer_blocks(layout):
             return None
     config |= _lengths(draw, config, layout)
     config |= later_keys(draw, dialect_of(release), config)
@@ -173,7 +173,7 @@ def _engine(
     return GroupEngine(config, kv)
 
 
-def _has_chunks_beside_longer_blocks(layout: KVCacheLayout) -> bool:
+def has_chunks_beside_longer_blocks(layout: KVCacheLayout) -> bool:
     """Whether the release ends at its first lookup."""
     return any(
         isinstance(group.spec, ChunkedLocalAttentionSpec)

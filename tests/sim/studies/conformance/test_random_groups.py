@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from sim.errors import ConfigError, UserError
-from sim.studies.conformance import DecisionDriver
+from sim.studies.conformance import DecisionDriver, driver_of
 from sim.studies.conformance.conform import Comparison, Coverage, as_file
+from sim.studies.conformance.random_group_pairs import random_group_pools_workload
 from sim.studies.conformance.random_groups import MOST_GROUPS, random_group_workload
 from sim.studies.conformance.random_v1 import random_workload
 from sim.studies.conformance.shrink import shrunk
@@ -54,6 +55,24 @@ def test_every_random_workload_is_served() -> None:
         assert met[name] > 0, name
     assert met["several groups"] >= 40
     assert "groups of states" in coverage.in_words()
+
+
+@pytest.mark.parametrize(
+    "seeds", [(200,), pytest.param(range(0, 240, 3), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("speculative", [False, True])
+def test_every_random_pool_is_taken(seeds: range, speculative: bool) -> None:
+    """Some stall, as in the release.
+
+    Of 200 an engine was drawn that the release ends at its first look-up of chunks.
+    """
+    for seed in seeds:
+        workload = random_group_pools_workload(
+            seed, "0.33.0", prefillers=0, decoders=0, speculative=speculative
+        )
+        driver = driver_of(workload, check=True)
+        assert [*driver.lines()]
+        assert driver.ending in ("done", "stalled"), seed
 
 
 def test_a_seed_means_one_workload_and_its_file_is_read_back() -> None:
