@@ -27,6 +27,8 @@ _PATTERNS: Final = (
     "sim/scheduler/*.py",
     "sim/engine/**/*.py",
     "sim/costs/**/*.py",
+    "sim/fleet/**/*.py",
+    "sim/hardware/capacity/*.py",
     "sim/results/metrics.py",
     "sim/results/summary/objectives.py",
     "sim/results/recording/totals.py",

@@ -37,9 +37,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "cache/v1/runs/extents.py:ExtentQueue.__init__: `0` changed": (
         "nothing reads the sentinel's numbers"
     ),
-    "sim/costs/roofline/graphs.py:release_sizes: `1` changed": (
-        "sizes up to there are multiples of 8, and 254 and 255 are none"
-    ),
     "sim/costs/measured/rest.py:MeasuredRest.head: `False` changed (3)": (
         "of the head only its seconds and its one width are asked"
     ),
@@ -49,6 +46,34 @@ EQUIVALENT: Final[dict[str, str]] = {
     "`return 0` returns None (2)": _FALSY,
     "sim/engine/verification.py:SpeculativeSampler.__call__: "
     "`num_outputs <= num_room` by Lt": _SAME_AT_THE_BOUND,
+    "sim/scheduler/sglang/adder.py:PrefillAdder._all_expected: `left < most` by LtE": (
+        _SAME_AT_THE_BOUND
+    ),
+    "sim/scheduler/sglang/clocked.py:ClockedSglangScheduler.__init__: "
+    "`0` changed (2)": ("only which order is larger is asked"),
+    "sim/scheduler/sglang/clocked.py:ClockedSglangScheduler.__init__: without "
+    "`self._output = SglangOutput()`": "it is read behind `form`, which sets it",
+    "sim/scheduler/sglang/clocked.py:ClockedSglangScheduler.advance: `1` changed": (
+        "in pages of one token every decode opens one, counted either way"
+    ),
+    "sim/scheduler/sglang/holdings.py:Holdings.extend: `True` changed": _A_CHECK,
+    "sim/scheduler/sglang/holdings.py:Holdings.grow: `True` changed": _A_CHECK,
+    "sim/scheduler/sglang/policy.py:SchedulePolicy._match: `1` changed": (
+        "no slot is taken there"
+    ),
+    "sim/scheduler/sglang/queue.py:WaitingQueue.withdraw: "
+    "`return False` returns None": _FALSY,
+    "sim/scheduler/sglang/requests.py:Entry.tokens: `64` changed": (
+        "room for tokens to come"
+    ),
+    "sim/scheduler/sglang/scheduler.py:SglangScheduler._take_waiting: "
+    "`each.slot >= 0` by Gt": "rows begin at 1 in the releases that come here",
+    "sim/scheduler/sglang/state.py:SglangState.__init__: `0` changed": (
+        "a step in which nothing has changed is told of the tree once more"
+    ),
+    "sim/scheduler/sglang/state.py:SglangState.__init__: `False` changed": (
+        "the ratio that it resets is the first one yet"
+    ),
     "sim/scheduler/sglang/clocked.py:ClockedSglangScheduler._prefill_batch: "
     "`self.running_batch.is_full or not self.queue.entries` by And": (
         "the method that it shortens says so itself, later"
@@ -59,9 +84,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "sim/scheduler/sglang/requests.py:Entry.tokens: "
     "without `self.num_known = num_tokens`": (
         "tokens that are known are written down once more, the same"
-    ),
-    "sim/scheduler/sglang/scheduler.py:SglangScheduler.__init__: `0` changed": (
-        "a step in which nothing has changed is told of the tree once more"
     ),
     "sim/scheduler/sglang/requests.py:Entry.__init__: `1` changed": (
         "any negative number is no slot"
