@@ -238,6 +238,8 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
     shown |= {"prefix_cache_retention_interval", "prefix_match_unit"}
     shown |= {"disable_hybrid_kv_cache_manager"}
+    # tests/sim/scheduler/test_sglang_windows.py
+    shown |= {"disable_hybrid_swa_memory", "swa_full_tokens_ratio"}
     shown |= {"disable_cascade_attn"}  # tests/sim/costs/test_cascade.py
     shown |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype", "gdn_prefill_backend"}
     shown |= {"data_parallel_size", "api_server_count", "enable_expert_parallel"}

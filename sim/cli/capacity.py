@@ -41,6 +41,7 @@ def capacity(
     enable_prefix_caching: bool = True,
     async_scheduling: bool | None = None,
     disable_hybrid_kv_cache_manager: options.Flag = False,
+    swa_full_tokens_ratio: float | None = None,
     mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
     gdn_prefill_backend: str | None = None,
@@ -100,6 +101,9 @@ def capacity(
         release's.
     disable_hybrid_kv_cache_manager
         Windows and chunks keep all their blocks.
+    swa_full_tokens_ratio
+        Of SGLang: tokens of layers with a window for each one of the others; default:
+        0.8.
     mamba_cache_dtype
         Precision of states: auto (the model's), float32, bfloat16 or float16.
     mamba_ssm_cache_dtype
@@ -163,6 +167,7 @@ def capacity(
         enable_prefix_caching=enable_prefix_caching,
         async_scheduling=async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        swa_full_tokens_ratio=swa_full_tokens_ratio,
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         gdn_prefill_backend=gdn_prefill_backend,

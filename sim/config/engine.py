@@ -95,6 +95,8 @@ class EngineConfig(ConfigTable):
     prefix_cache_retention_interval: Whole | Literal["dense"] | None = None
     prefix_match_unit: Count | None = None
     disable_hybrid_kv_cache_manager: bool | None = None
+    disable_hybrid_swa_memory: bool | None = None
+    swa_full_tokens_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     disable_cascade_attn: bool | None = None
     mamba_cache_dtype: StateDtype | None = None
     mamba_ssm_cache_dtype: StateDtype | None = None

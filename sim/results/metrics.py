@@ -331,6 +331,7 @@ def kv_cache_groups(
                 "block_size": kind["block_size"],
                 "num_blocks_mean": float(held[0]),
                 "num_blocks_max": int(blocks.max(initial=0)),
+                **{key: kind[key] for key in ("num_blocks",) if key in kind},
             }
         )
     return {"kv_cache_groups": told}

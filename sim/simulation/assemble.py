@@ -82,7 +82,10 @@ def make_capacity(
         swap_space=engine.swap_space,
         enable_prefix_caching=engine.prefix_caching,
         prefix_match_unit=engine.prefix_match_unit,
-        disable_hybrid_kv_cache_manager=bool(engine.disable_hybrid_kv_cache_manager),
+        disable_hybrid_kv_cache_manager=bool(
+            engine.disable_hybrid_kv_cache_manager or engine.disable_hybrid_swa_memory
+        ),
+        swa_full_tokens_ratio=engine.swa_full_tokens_ratio,
         mamba_cache_dtype=engine.mamba_cache_dtype or "auto",
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
         gdn_prefill_backend=engine.gdn_prefill_backend,

@@ -135,10 +135,18 @@ def pool_in_tokens(config: RunConfig, capacity: CapacityEstimate) -> dict[str, A
     """Return the pool in tokens, and bytes a GPU, where the engine counts no blocks."""
     if not config.engine.generation.server.pool_in_tokens:
         return {}
-    return {
+    found = {
         "max_total_num_tokens": capacity.num_gpu_blocks * capacity.block_size,
         "kv_cache_bytes": capacity.num_gpu_blocks * capacity.block_bytes,
     }
+    if capacity.swa_max_total_num_tokens:
+        found["swa_max_total_num_tokens"] = capacity.swa_max_total_num_tokens
+        found["kv_cache_bytes"] = sum(
+            kind["num_blocks"] * num_layers * page_bytes
+            for kind in capacity.kv_cache_groups
+            for num_layers, page_bytes, _ in kind["pages"]
+        )
+    return found
 
 
 def within_limits(

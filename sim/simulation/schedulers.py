@@ -19,6 +19,7 @@ from sim.scheduler.generations import (
     SCHEDULERS,
     generation_behind,
 )
+from sim.scheduler.sglang.settings import WindowPool
 from sim.scheduler.v0 import V0
 from sim.scheduler.victims import VICTIMS
 from sim.simulation.evictors import evictor_factory
@@ -149,6 +150,10 @@ def _arguments(
     }
     if config.schedules_ahead:
         optional["async_scheduling"] = True
+    if capacity.swa_max_total_num_tokens:
+        optional["swa"] = WindowPool(
+            capacity.sliding_window_size, capacity.swa_max_total_num_tokens
+        )
     return {
         "num_gpu_blocks": capacity.num_gpu_blocks,
         "num_cpu_blocks": capacity.num_cpu_blocks,

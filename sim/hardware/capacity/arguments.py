@@ -59,6 +59,10 @@ class EngineArguments:
     enable_prefix_caching: bool = True
     async_scheduling: bool = False
     disable_hybrid_kv_cache_manager: bool = False
+    swa_full_tokens_ratio: float | None = None
+    """Of SGLang; None for its default."""
+    has_chunks: bool = True
+    """Whether SGLang cuts prompts."""
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     gdn_prefill_backend: str | None = None

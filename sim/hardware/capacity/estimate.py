@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cache.v1.planning import KVCachePlan
+    from sim.hardware.capacity.sglang_windows import WindowPools
+
+
+_IF_THERE = (
+    "expert_bytes",
+    "draft_bytes",
+    "draft_kv_share",
+    "sliding_window_size",
+    "swa_max_total_num_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,10 @@ class CapacityEstimate:
     """Those of `weights_bytes` that a drafter takes."""
     draft_kv_share: float = 0.0
     """Of the pool, the share that is the drafter's own cache."""
+    sliding_window_size: int = 0
+    swa_max_total_num_tokens: int = 0
+    """SGLang's window, and the tokens of the pool of layers with one, beside
+    `kv_cache_tokens` of the others; 0 where one pool has all layers."""
     pipeline_parallel_size: int = 1
     stage: int = 0
     """Of a pipeline, the stage with least room, from 0: the parts are those of its
@@ -152,7 +166,7 @@ class CapacityEstimate:
                 del told[name]
         if self.pipeline_parallel_size == 1:
             del told["pipeline_parallel_size"], told["stage"]
-        for name in ("expert_bytes", "draft_bytes", "draft_kv_share"):
+        for name in _IF_THERE:
             if not told[name]:
                 del told[name]
         return {
@@ -210,8 +224,10 @@ def _estimate_transformers(
 def _estimate_sglang(
     arguments: EngineArguments, engine_version: str
 ) -> CapacityEstimate:
-    memory = sglang_memory(arguments)
-    estimate = _assembled(arguments, memory.parts, engine_version)
+    memory = sglang_memory(arguments, engine_version)
+    estimate = _assembled(memory.arguments, memory.parts, engine_version)
+    if memory.windows is not None:
+        estimate = _of_two_pools(estimate, memory.windows, arguments, memory.parts)
     num_seqs = with_requests(arguments, estimate.kv_cache_tokens).max_num_seqs
     estimate = replace(
         estimate,
@@ -227,6 +243,36 @@ def _estimate_sglang(
         num_gpu_blocks_low=memory.num_blocks_low,
         num_gpu_blocks_high=memory.num_blocks_high,
         warnings=estimate.warnings + encoder_warnings(arguments),
+    )
+
+
+def _of_two_pools(
+    estimate: CapacityEstimate,
+    pools: WindowPools,
+    arguments: EngineArguments,
+    parts: MemoryParts,
+) -> CapacityEstimate:
+    """Return an estimate of the first pool's pages with what both pools have.
+
+    `arguments` are those that were given.
+    """
+    num_pages = estimate.num_gpu_blocks
+    num_tokens = pools.window_tokens_beside(num_pages)
+    source, available = "profile", parts.available_kv_bytes
+    if arguments.num_gpu_blocks_override:
+        source = "num_gpu_blocks_override"
+        available = pools.bytes_of(num_pages, num_tokens)
+    elif arguments.kv_cache_memory_bytes:
+        source, available = "kv_cache_memory_bytes", arguments.kv_cache_memory_bytes
+    return replace(
+        estimate,
+        pool_source=source,
+        available_kv_bytes=available,
+        block_bytes=round(pools.bytes_per_page),
+        sliding_window_size=pools.sliding_window_size,
+        swa_max_total_num_tokens=num_tokens,
+        kv_cache_groups=pools.shares(num_pages, num_tokens, estimate.max_model_len),
+        warnings=_warnings(arguments, parts, available),
     )
 
 

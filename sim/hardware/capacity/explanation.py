@@ -160,8 +160,11 @@ def _tokens_in_words(estimate: CapacityEstimate) -> list[str]:
     if not is_sglang(estimate.engine_version):
         return []
     num_requests = estimate.max_num_seqs
+    windows = ""
+    if estimate.swa_max_total_num_tokens:
+        windows = f"of layers with a window {estimate.swa_max_total_num_tokens:,}, "
     return [
-        f"max_total_num_tokens: {estimate.kv_cache_tokens:,}, "
+        f"max_total_num_tokens: {estimate.kv_cache_tokens:,}, {windows}"
         f"max_running_requests: {num_requests:,}"
     ]
 
@@ -179,6 +182,9 @@ def _block_in_words(estimate: CapacityEstimate) -> str:
     if not groups:
         tokens = f"{estimate.block_size} tokens"
         return f"{size} ({tokens}, KV in {estimate.kv_cache_dtype})"
+    if estimate.swa_max_total_num_tokens:
+        tokens = f"{estimate.block_size} tokens, KV in {estimate.kv_cache_dtype}"
+        return f"{size} ({tokens}), with what stands beside it in the other pool"
     layers = max(group["num_layers"] for group in groups)
     return (
         f"{size} ({layers} layers, KV in {estimate.kv_cache_dtype}), whichever group it"
@@ -193,8 +199,11 @@ def _groups_in_words(estimate: CapacityEstimate) -> list[str]:
         return []
     number = sum(group["num_groups"] for group in groups)
     most = sum(group["num_groups"] * group["blocks_per_request"] for group in groups)
+    where = f"{number} group{'s' * (number > 1)} in one pool"
+    if estimate.swa_max_total_num_tokens:
+        where = f"{number} pools"
     lines = [
-        f"{number} group{'s' * (number > 1)} in one pool; a request of"
+        f"{where}; a request of"
         f" {estimate.max_model_len:,} tokens holds at most {most:,} blocks:"
     ]
     for group in groups:
@@ -202,7 +211,8 @@ def _groups_in_words(estimate: CapacityEstimate) -> list[str]:
         lines += [
             f"  {times}{group['num_layers']} layers, {group['kind']}:"
             f" {group['block_size']:,} tokens a block,"
-            f" {group['blocks_per_request']:,} blocks a request",
+            f" {group['blocks_per_request']:,} blocks a request"
+            + (f" of {group['num_blocks']:,}" if "num_blocks" in group else ""),
             *(
                 f"    page of {count} layers: {size / KIB:g} KiB, {words}"
                 for count, size, words in group["pages"]

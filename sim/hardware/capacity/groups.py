@@ -61,7 +61,7 @@ def _pages(plan: KVCachePlan, group: KVCacheGroup) -> tuple[tuple[int, int, str]
         (
             layers,
             group.spec.page_size_bytes if grown else spec.page_size_bytes,
-            _page_in_words(spec) + _kept_in_words(spec, group.spec),
+            page_in_words(spec) + _kept_in_words(spec, group.spec),
         )
         for spec, layers in specs.items()
     )
@@ -75,7 +75,7 @@ def _kept_in_words(spec: KVCacheSpec, held_as: KVCacheSpec) -> str:
     return f", {kind_in_words(spec)}, whose blocks are kept"
 
 
-def _page_in_words(spec: KVCacheSpec) -> str:
+def page_in_words(spec: KVCacheSpec) -> str:
     """Return the parts of a page of one layer, in words."""
     if isinstance(spec, MambaSpec):
         shapes = " + ".join(" x ".join(map(str, shape)) for shape in spec.shapes)

@@ -70,6 +70,7 @@ def estimate_capacity(
     enable_prefix_caching: bool = True,
     async_scheduling: bool | None = None,
     disable_hybrid_kv_cache_manager: bool = False,
+    swa_full_tokens_ratio: float | None = None,
     mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
     gdn_prefill_backend: str | None = None,
@@ -124,6 +125,9 @@ def estimate_capacity(
         Whether two steps are in flight, for windows; None for the release's default.
     disable_hybrid_kv_cache_manager
         Whether windows keep all blocks.
+    swa_full_tokens_ratio
+        Of SGLang: tokens of the pool of layers with a window for each one of the
+        others, in (0, 1]; None for its default.
     mamba_cache_dtype, mamba_ssm_cache_dtype, gdn_prefill_backend
         Of states: see `state_dtypes` and `checkpoint_options`.
     prefix_match_unit
@@ -251,10 +255,13 @@ def estimate_capacity(
         weights_gib=weights_gib,
         swap_space=swap_space,
         enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=schedules_ahead(minor, pipeline_parallel_size)
+        async_scheduling=is_sglang(engine_version)
+        or schedules_ahead(minor, pipeline_parallel_size)
         if async_scheduling is None
         else async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        swa_full_tokens_ratio=swa_full_tokens_ratio,
+        has_chunks=enable_chunked_prefill,
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         gdn_prefill_backend=gdn_prefill_backend,

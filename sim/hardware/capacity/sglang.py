@@ -21,10 +21,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sim.errors import CapacityError
 from sim.hardware.capacity.kernels import is_amd
 from sim.hardware.capacity.parts import MemoryParts, memory_parts
-from sim.hardware.capacity.pool import groups_of
+from sim.hardware.capacity.pool import LEAST_BLOCKS, groups_of
+from sim.hardware.capacity.sglang_windows import WindowPools, window_pools
 from sim.hardware.gpus import GIB
 
 if TYPE_CHECKING:
@@ -214,15 +214,25 @@ def most_requests(num_tokens: int, context_len: int, given: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SglangMemory:
-    """The parts of a rank's memory, and the interval of its pages."""
+    """The parts of a rank's memory, and the interval of its pages.
+
+    Attributes
+    ----------
+    arguments
+        With the model as its pool holds it, and pages where two pools say how many.
+    windows
+        Both pools, where there are two.
+    """
 
     total_bytes: int
     parts: MemoryParts
     num_blocks_low: int
     num_blocks_high: int
+    arguments: EngineArguments
+    windows: WindowPools | None
 
 
-def sglang_memory(arguments: EngineArguments) -> SglangMemory:
+def sglang_memory(arguments: EngineArguments, engine_version: str) -> SglangMemory:
     """Return the parts of one rank's memory; pages are blocks.
 
     Raises
@@ -230,10 +240,9 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
     CapacityError
         For layers with windows or states, whose pools are not built.
     """
-    model = arguments.model
-    refuse_layers(model)
     weights = memory_parts(arguments).weights_bytes
-    block_bytes = groups_of(arguments).layout.bytes_per_block
+    held, windows = window_pools(arguments, _patch(engine_version))
+    block_bytes = groups_of(held).layout.bytes_per_block
     total = round(driver_mib(arguments.gpu) * _MIB)
     share = arguments.gpu_memory_utilization
     if _attends_by_aiter(arguments):
@@ -252,12 +261,27 @@ def sglang_memory(arguments: EngineArguments) -> SglangMemory:
             activation_argument="mem_fraction_static",
         )
 
-    low, high = (
-        max(0, parts_with(CONTEXT_GIB + side * MARGIN_GIB).available_kv_bytes)
-        for side in (1, -1)
+    def num_pages(available_bytes: int) -> int:
+        available_bytes = max(0, available_bytes)
+        if windows is None:
+            return available_bytes // block_bytes
+        return windows.num_pages_in(available_bytes)
+
+    parts, low, high = (
+        parts_with(CONTEXT_GIB + side * MARGIN_GIB) for side in (0, 1, -1)
     )
+    if windows is not None and held.num_gpu_blocks_override is None:
+        given = held.kv_cache_memory_bytes
+        size = num_pages(given or parts.available_kv_bytes)
+        if size >= LEAST_BLOCKS:  # else that is told of the memory
+            held = replace(held, num_gpu_blocks_override=size)
     return SglangMemory(
-        total, parts_with(CONTEXT_GIB), low // block_bytes, high // block_bytes
+        total,
+        parts,
+        num_pages(low.available_kv_bytes),
+        num_pages(high.available_kv_bytes),
+        held,
+        windows,
     )
 
 
@@ -275,17 +299,6 @@ def _attends_by_aiter(arguments: EngineArguments) -> bool:
         return True
     heads = model.num_attention_heads // arguments.tensor_parallel_size
     return heads in _AITER_LATENT_HEADS and not model.index_num_heads
-
-
-def refuse_layers(model: ModelArchitecture) -> None:
-    """Refuse models whose layers do not cache every token alike."""
-    unlike = model.num_sliding_layers + model.num_state_layers
-    if unlike:
-        raise CapacityError(
-            f"model must have full attention in all layers for SGLang, {model.name} "
-            f"has {unlike} with a window or a state, whose pools are not built; use "
-            f"another model, or a vLLM release"
-        )
 
 
 def encoder_warnings(arguments: EngineArguments) -> tuple[str, ...]:

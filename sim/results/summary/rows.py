@@ -137,7 +137,8 @@ def _kv_groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "" if place else "KV groups",
             f"{layers_in_words(kind)}{size}: mean {kind['num_blocks_mean']:,.0f} "
-            f"blocks, max {kind['num_blocks_max']:,}",
+            f"blocks, max {kind['num_blocks_max']:,}"
+            + (f" of its own {kind['num_blocks']:,}" if "num_blocks" in kind else ""),
         )
 
 

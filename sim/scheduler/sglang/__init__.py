@@ -55,6 +55,7 @@ SGLANG = Generation(
     keys=frozenset(
         {
             "async_scheduling",
+            "disable_hybrid_swa_memory",
             "enable_chunked_prefill",
             "enable_mixed_chunk",
             "enable_priority_scheduling",
@@ -66,6 +67,7 @@ SGLANG = Generation(
             "schedule_conservativeness",
             "schedule_low_priority_values_first",
             "schedule_policy",
+            "swa_full_tokens_ratio",
         }
     ),
     enable_prefix_caching=True,

@@ -94,7 +94,6 @@ class ClockedSglangScheduler(SglangScheduler):
     decodes_pause = True
     moves_blocks = False
     foresees_usage = False
-    groups = None
     _slots: type[SlotAllocator] = SlotCounts
 
     def __init__(self, settings: Settings, cache: CacheConfig | None = None) -> None:

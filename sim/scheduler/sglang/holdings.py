@@ -352,6 +352,17 @@ class Holdings:
             - self.cache.num_evictable_tokens
         )
 
+    def num_used_blocks_by_group(self) -> list[int]:
+        """Return the pages that requests hold of full layers, and of the others."""
+        assert self._swa is not None
+        num_peers = (
+            self._swa.max_total_num_tokens
+            - self.allocator.num_available_peers
+            - self.cache.num_evictable_window_tokens
+        )
+        size = self._page_size
+        return [self.num_used_tokens // size, num_peers // size]
+
     def count_evictions(self) -> None:
         """Count the tokens that the tree has lost since the latest call."""
         if self.tree is None or not self.tree.evictions:

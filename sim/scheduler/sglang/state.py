@@ -13,6 +13,7 @@ from sim.scheduler.sglang.policy import SchedulePolicy
 from sim.scheduler.sglang.queue import WaitingQueue
 from sim.scheduler.sglang.ratio import NewTokenRatio
 from sim.scheduler.sglang.requests import Entry, ScheduleBatch, SglangOutput
+from sim.scheduler.sglang.windows import WindowBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -48,6 +49,8 @@ class SglangState:
     note_tree
         Takes, after each call, the time, evictable tokens, protected ones and nodes of
         the tree, and the ratio; None if nothing does.
+    groups
+        What counts the pages of both pools; None where there is one.
     num_lost_requests
         Pushed out for a request that then did not fit: the release forgets them.
     """
@@ -80,6 +83,7 @@ class SglangState:
         self._entries: dict[Request, Entry] = {}  # unfinished, as the engine sees it
         self._ending: list[Entry] = []  # withdrawn, and in a batch yet
         self._ended_at_rest: list[Entry] = []  # before their last batch is delivered
+        self.groups = None if settings.swa is None else self.holdings
         self._policy = SchedulePolicy(settings, self.tree, self.holdings.all_tokens)
         self.queue = WaitingQueue(settings, self._policy)
         self._processing: tuple[SglangOutput, list[Entry]] | None = None
@@ -123,7 +127,18 @@ class SglangState:
         return min(self.settings.context_len, self.settings.max_total_num_tokens)
 
     def admission_error(self, request: Request) -> str | None:
-        return self.settings.admission_error(request.num_prompt_tokens)
+        settings, num_tokens = self.settings, request.num_prompt_tokens
+        error = settings.admission_error(num_tokens)
+        swa = settings.swa
+        if error or swa is None or settings.chunk is not None:
+            return error
+        needed = WindowBudget(settings, self.cache).needed(num_tokens, 0, None)
+        if needed < swa.max_total_num_tokens:
+            return None
+        return (
+            f"a prompt of {num_tokens} tokens is never let in whole: layers with a "
+            f"window have slots for {swa.max_total_num_tokens} tokens; let it be cut"
+        )
 
     # -- into the engine's terms ----------------------------------------------
 

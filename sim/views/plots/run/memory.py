@@ -71,14 +71,19 @@ def facts_of_usage(tables: Tables) -> str:
 
 def _top_percent(tables: Tables) -> float:
     """Return the end of the axis: all blocks, but where kinds would be lost in it."""
-    if tables.groups is None or not tables.has_steps:
+    kinds = tables.summary.get("kv_cache_groups", ())
+    has_own = any("num_blocks" in kind for kind in kinds)
+    if tables.groups is None or not tables.has_steps or has_own:
         return 100.0
     high = float(tables.curves.totals["kv_cache_usage_percent"].high)
     return high if 0.0 < high < LOW_USAGE_PERCENT else 100.0
 
 
 def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
-    """Stack the blocks of each kind of KV cache group, below the whole."""
+    """Stack the blocks of each kind of KV cache group, below the whole.
+
+    Kinds with a pool of their own have a line each instead, a share of that.
+    """
     num_blocks = tables.number("num_gpu_blocks")
     kinds = tables.summary.get("kv_cache_groups")
     if not num_blocks or not kinds:
@@ -89,10 +94,14 @@ def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
             layers_in_words(kind),
             100.0
             * mean_between(rows, "num_blocks", columns.edges_s, kind=place)
-            / num_blocks,
+            / kind.get("num_blocks", num_blocks),
         )
         for place, kind in enumerate(kinds)
     ]
+    if any("num_blocks" in kind for kind in kinds):
+        for words, percent in layers[1:]:  # the first pool is the whole of usage
+            style.draw_line(axes, columns, percent, style.ORANGE, words)
+        return
     style.draw_stack(axes, columns, layers, _GROUP_LOOKS)
 
 
