@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -380,6 +381,10 @@ class OverloadWatch:
     TTFT allows as must not, whatever is still to come; the run would have missed the
     objective, so that stopping changes no answer. *Growth*: a tenth of all requests
     wait, and half as many again as at half of the time so far.
+
+    Each engine of several is looked at after so many steps of its own. They need not be
+    at one time, as some run one after the other: queues are added up as they were at
+    the time of the engine that is looked at, but for those that have yet to come there.
     """
 
     def __init__(
@@ -387,8 +392,6 @@ class OverloadWatch:
     ) -> None:
         self.was_cut = False
         self._stop = simulation.stop
-        self._recorder = simulation.recorder
-        self._schedulers = simulation.schedulers
         self._warmup_s = warmup_s
         num_counted = int((arrivals_of(simulation.specs) >= warmup_s).sum())
         self._max_queue = max(_MIN_QUEUE, _QUEUE_SHARE * simulation.num_requests)
@@ -398,37 +401,58 @@ class OverloadWatch:
             for each in objectives
             if each.of == "ttft" and each.percent is not None
         ]
-        self._history: list[tuple[float, int]] = []
-        simulation.engine.observe(_LOOK_EVERY_STEPS, self._look)
+        # By recorder, which outlives an engine that dies: times, and queues then.
+        self._history: dict[int, tuple[list[float], list[int]]] = {}
+        # By bound and recorder, the requests that had waited too long at the last look.
+        self._late: list[dict[int, set[int]]] = [{} for _ in self._bounds]
+        simulation.engine.observe_each(_LOOK_EVERY_STEPS, self._look)
 
     def _look(self, engine: Engine) -> None:
-        now_s = engine.env.now
-        num_waiting = sum(each.num_waiting for each in self._schedulers)
-        self._history.append((now_s, num_waiting))
+        now_s, key = engine.env.now, id(engine.recorder)
+        times_s, queues = self._history.setdefault(key, ([], []))
+        times_s.append(now_s)
+        queues.append(engine.scheduler.num_waiting)
+        num_waiting = self._num_waiting(now_s)
         fewest = min((most for _, most in self._bounds), default=self._max_queue)
         if num_waiting <= min(fewest, self._max_queue):
             return
-        if self._has_lost(now_s) or self._grows(now_s, num_waiting):
+        for (limit_s, _), late in zip(self._bounds, self._late, strict=True):
+            late[key] = {*self._waiting_too_long(engine, limit_s)}
+        if self._has_lost() or self._grows(now_s, num_waiting):
             self.was_cut = True
             self._stop()
 
-    def _has_lost(self, now_s: float) -> bool:
-        if not self._bounds:
-            return False
-        waits_s = [
-            now_s - each.arrival_s
-            for each in self._recorder.active.values()
+    def _num_waiting(self, at_s: float, *, first: bool = False) -> int:
+        """Return the queues at the last looks by a time, or at the first ones since."""
+        total = 0
+        for times_s, queues in self._history.values():
+            if first:
+                place = bisect_left(times_s, at_s)
+            else:
+                place = bisect_right(times_s, at_s) - 1
+            if 0 <= place < len(queues):
+                total += queues[place]
+        return total
+
+    def _waiting_too_long(self, engine: Engine, limit_s: float) -> Iterator[int]:
+        now_s = engine.env.now
+        for each in engine.recorder.active.values():
             # NaN, before the first token, differs from itself.
-            if each.first_token_s != each.first_token_s
-            and each.arrival_s >= self._warmup_s
-        ]
+            if (
+                each.first_token_s != each.first_token_s
+                and each.arrival_s >= self._warmup_s
+                and now_s - each.arrival_s > limit_s
+            ):
+                yield each.request_id
+
+    def _has_lost(self) -> bool:
         return any(
-            sum(wait_s > limit_s for wait_s in waits_s) > most
-            for limit_s, most in self._bounds
+            len(set().union(*late.values())) > most
+            for (_, most), late in zip(self._bounds, self._late, strict=True)
         )
 
     def _grows(self, now_s: float, num_waiting: int) -> bool:
         if num_waiting <= self._max_queue:
             return False
-        at_half = next(n for at_s, n in self._history if at_s >= now_s / 2)
+        at_half = self._num_waiting(now_s / 2, first=True)
         return num_waiting > _GROWTH * at_half

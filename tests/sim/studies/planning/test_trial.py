@@ -156,6 +156,32 @@ def test_a_queue_that_grows_is_overload_whatever_is_promised() -> None:
     assert not is_overloaded(20, 1000)
 
 
+def test_a_fleet_is_looked_at_whichever_of_its_engines_are_at_work() -> None:
+    """Its first engine alone was, which is dead here."""
+    fleet = {"pools": [{"name": "main", "replicas": 3}], "router": "least_requests"}
+    fleet["events"] = [{"time_s": 0.001, "kind": "die", "engine": 0}]
+    run = run_of(150.0, 3000)
+    for asked in ({"p95_ttft_ms": 200.0}, {"p95_tpot_ms": 1e6}):
+        seen = perform(Trial(run, parse_objectives(asked), fleet=fleet))
+        assert seen.was_cut
+        assert seen.margin == inf
+        calm = Trial(with_slower(run), parse_objectives(asked), fleet=fleet)
+        assert not perform(calm).was_cut
+
+
+def test_engines_that_run_one_after_the_other_are_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests of engines that had yet to run were said to wait all the while."""
+    monkeypatch.setattr("sim.fleet.apart._REQUESTS_AT_ONCE", 300)
+    monkeypatch.setattr("sim.studies.planning.search.trial._LOOK_EVERY_STEPS", 16)
+    fleet = {"pools": [{"name": "main", "replicas": 8}], "router": "round_robin"}
+    asked = parse_objectives({"p95_ttft_ms": 1500.0})
+    seen = perform(Trial(run_of(260.0, 2000), asked, fleet=fleet))
+    assert not seen.was_cut
+    assert seen.values["p95_ttft_ms"] == pytest.approx(879.077, abs=0.01)
+
+
 def with_slower(run: dict[str, Any]) -> dict[str, Any]:
     return with_scale(run, 0.1)
 
