@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from sim.hardware.capacity import estimate_capacity
-from sim.hardware.capacity.activations import sorting_bytes
+from sim.hardware.capacity import estimate_capacity, format_capacity
+from sim.hardware.capacity.activations import _mlp_outputs, sorting_bytes
 from sim.hardware.capacity.experts import _memory_of
 from sim.hardware.capacity.parts import _quantization_terms
 from sim.hardware.capacity.sglang import defaults_of
+from sim.hardware.capacity.transformers import _peaks
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 
@@ -66,6 +67,65 @@ def test_experts_over_ranks_keep_hoppers_kernel() -> None:
     assert _memory_of(arguments, 2048).value == "output"
 
 
+@pytest.mark.parametrize(
+    ("minor", "gpu", "engines", "memory"),
+    [
+        (13, "h100_sxm", 1, "each call"),
+        (14, "h100_sxm", 1, "two buffers"),
+        (19, "h100_sxm", 1, "two buffers"),
+        (20, "h100_sxm", 1, "output"),  # FlashInfer's, on Hopper until 0.22
+        (22, "h100_sxm", 1, "output"),
+        (23, "h100_sxm", 1, "two buffers"),
+        (23, "rtx_5090", 1, "output"),
+        (23, "a100_sxm", 1, "two buffers"),
+        (20, "h100_sxm", 2, "two buffers"),
+    ],
+)
+def test_the_kernel_of_unquantised_experts(
+    minor: int, gpu: str, engines: int, memory: str
+) -> None:
+    arguments: Any = Told(
+        quantization=None,
+        engine_minor=minor,
+        gpu=load_gpu(gpu),
+        experts=Told(data_parallel_size=engines),
+    )
+    assert _memory_of(arguments, 768).value == memory
+
+
+@pytest.mark.parametrize(
+    ("model", "inner"),
+    [
+        (LLAMA, 14_336),
+        ("Qwen/Qwen3-30B-A3B", 0),  # experts alone, in all layers
+        ("deepseek-ai/DeepSeek-V3", 18_432),  # dense in the first three
+    ],
+)
+def test_the_widest_dense_layer_is_held(model: str, inner: int) -> None:
+    """Gate, up and what is activated, of a rank's share."""
+    arguments: Any = Told(
+        model=load_model(model),
+        itemsize_bytes=2,
+        gpu=load_gpu("h100_sxm"),
+        tensor_parallel_size=2,
+        max_num_batched_tokens=100,
+    )
+    assert _mlp_outputs(arguments, None) == 100 * inner / 2 * 3 * 2
+
+
+def test_what_attention_takes_in_transformers() -> None:
+    """Of Llama-3.1-8B: keys and values of 8 heads of 128, beside 32 queries' heads."""
+    arguments: Any = Told(
+        model=load_model(LLAMA), itemsize_bytes=2, kv_itemsize_bytes=2
+    )
+    logits, attention = _peaks(arguments)
+    assert logits.cached_token_bytes == 2 * 32 * 1024 * 2 + 8
+    assert attention.cached_token_bytes - logits.cached_token_bytes == 2 * 1024 * 2
+    assert attention.batch_token_bytes - logits.batch_token_bytes == (
+        2 * (4096 + 4096 + 2 * 1024) - (2 * 4096 + 4 * 128_256)
+    )
+
+
 @pytest.mark.parametrize(("rows", "copies"), [(127, 12), (128, 9)])
 def test_sorting_takes_copies_of_the_logits(rows: int, copies: int) -> None:
     """Three there are without a sort, in four bytes each."""
@@ -114,8 +174,27 @@ def test_measured_weights_hold_those_of_the_drafter() -> None:
     }
     counted = estimate_capacity(LLAMA, "h100_sxm", **drafts)
     assert counted.draft_bytes > 2**31
+    drafter, target = 16 * 8 * 64, 32 * 8 * 128
+    assert counted.draft_kv_share == drafter / (drafter + target)
     measured = estimate_capacity(LLAMA, "h100_sxm", weights_gib=18.0, **drafts)
     assert (measured.draft_bytes, measured.weights_bytes) == (0, 18 * 2**30)
+
+
+def test_only_engines_that_there_are_several_of_are_told() -> None:
+    model = "Qwen/Qwen3-30B-A3B"
+    shown = [
+        format_capacity(
+            estimate_capacity(
+                model,
+                "h100_sxm",
+                data_parallel_size=engines,
+                enable_expert_parallel=engines > 1,
+            )
+        )
+        for engines in (1, 2)
+    ]
+    assert [f"{model}, bfloat16, TP 1, DP 2" in text for text in shown] == [False, True]
+    assert "DP" not in shown[0]
 
 
 def test_features_that_are_not_simulated_are_told_where_there_are_any() -> None:
