@@ -33,7 +33,7 @@ def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
     difference = first_difference(read_log(golden), read_log(ours))
     assert difference is None, difference.in_words(("real engine", "kvsim"))
     evictions = [each for line in read_log(golden) for each in line.get("evict", ())]
-    num_tokens = sum(length for _, nodes in evictions for length, _ in nodes)
+    num_tokens = sum(length for _, nodes, *_ in evictions for length, _ in nodes)
     num_pages = num_tokens // workload.config["page_size"]
     assert driver.scheduler.summary()["num_evictions"] == num_pages
 
