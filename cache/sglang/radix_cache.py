@@ -238,8 +238,14 @@ class RadixCache:
         return key[: self.page_size].tobytes()
 
     def _num_common(self, first: Slots, second: Slots) -> int:
-        """Return the length of the common prefix, in whole pages of tokens."""
+        """Return the length of the common prefix, in whole pages of tokens.
+
+        The first page is the same: where that is all, as where beams part token by
+        token, nothing is compared.
+        """
         most = min(len(first), len(second))
+        if most == self.page_size:
+            return most
         differs = first[:most] != second[:most]
         at = int(differs.argmax())
         if differs[at]:
