@@ -46,6 +46,27 @@ EQUIVALENT: Final[dict[str, str]] = {
     "`return 0` returns None (2)": _FALSY,
     "sim/engine/verification.py:SpeculativeSampler.__call__: "
     "`num_outputs <= num_room` by Lt": _SAME_AT_THE_BOUND,
+    "sim/fleet/autoscaling/autoscaler.py:Autoscaler.reversals_s: "
+    "`two.after > two.before` by GtE": "a change leaves no number as it was",
+    "sim/fleet/routers/block_index.py:prompt_runs: `True` changed": _A_CHECK,
+    "sim/fleet/routers/session.py:_point: `8` changed": (
+        "another digest spreads sessions as evenly"
+    ),
+    "sim/hardware/capacity/activations.py:activation_peak_bytes: "
+    "`compiling > stepping` by GtE": _SAME_AT_THE_BOUND,
+    "sim/hardware/capacity/encoders.py:encoding_bytes: `0` changed": (
+        "less than what images take, as a byte is"
+    ),
+    "sim/hardware/capacity/pool.py:_no_room: `0` changed (3)": "a byte of gigabytes",
+    "sim/hardware/capacity/sglang.py:Launch.default_fraction: `10240` changed": (
+        "the share is rounded to a thousandth"
+    ),
+    "sim/hardware/capacity/sglang.py:_num_prompt_graphs: `1` changed": (
+        "sizes beyond are left out below"
+    ),
+    "sim/hardware/capacity/sglang.py:_num_prompt_graphs: `4097` changed": (
+        "the next size is 4,352"
+    ),
     "sim/scheduler/sglang/adder.py:PrefillAdder._all_expected: `left < most` by LtE": (
         _SAME_AT_THE_BOUND
     ),

@@ -252,6 +252,18 @@ def test_prefix_load_and_threshold() -> None:
     assert router.num_in_flight == [4, 1]
 
 
+@pytest.mark.parametrize(("busiest", "place"), [(15, 0), (16, 1)])
+def test_loads_are_uneven_by_a_difference_and_by_a_ratio(
+    busiest: int, place: int
+) -> None:
+    router = SGLangCacheAware(
+        2, stream(), balance_abs_threshold=2, balance_rel_threshold=1.5
+    )
+    router.choose(request(0, (1, 60), (2, 40)))
+    router.num_in_flight = [busiest, 10]
+    assert router.choose(request(1, (1, 60), (3, 40))) == place
+
+
 @pytest.mark.parametrize("name", ["sgl_cache_aware.jsonl", "sgl_cache_aware_2.jsonl"])
 def test_decisions_are_those_of_the_real_router(name: str) -> None:
     """Up to the order in which its three workers had registered.
@@ -537,5 +549,7 @@ def test_without_events_what_was_sent_counts_for_two_minutes() -> None:
     assert (cached[place], cached[1 - place]) == (256, 0)
     env.run(until=121.0)
     assert router.cached_tokens(request(2, (1, 256))) == [0, 0]
+    deaf = DynamoKv(env, 2, stream(), 64, lambda _: [4, 4], use_kv_events=False)
+    assert deaf.cached_tokens(request(3, (1, 256))) == [0, 0]
     with pytest.raises(ConfigError, match="use_kv_events: engines of the v1"):
         DynamoKv(env, 2, stream(), 64, None)

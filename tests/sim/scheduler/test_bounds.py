@@ -23,20 +23,19 @@ from sim.fleet.scrapes import load_of
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.sglang.adder import Added, PrefillAdder
 from sim.scheduler.sglang.requests import Entry
+from sim.scheduler.sglang.settings import Settings
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.scheduler.v1.scheduler import Scheduler
 from tests.sim.fleet.test_routers import request as request_of
 
 
 def test_sglang_takes_no_request_that_needs_all_that_is_left() -> None:
-    settings: Any = Told(
-        page_size=1, patch=9, max_prefill_tokens=10_000, chunk=None, makes_plans=False
-    )
+    settings = Settings(max_prefill_tokens=10_000, chunked_prefill_size=-1)
     for num_free, told in ((150, Added.NO_TOKEN), (151, None)):
         cache: Any = Told(
             allocator=Told(num_available_tokens=num_free), num_evictable_tokens=0
         )
-        adder = PrefillAdder(settings, cache, [], ratio=0.5, num_mixed=0, tree=None)
+        adder = PrefillAdder(settings, cache, [], ratio=0.5, num_mixed=0)
         entry: Any = Told(num_left=50, num_extend_tokens=100)
         assert adder._refused(entry) is told
 
@@ -89,6 +88,20 @@ def test_dynamo_counts_a_prompt_until_its_token_appears() -> None:
     assert router.num_computing(0) == 70  # arrivals come before ends of steps
     env.turn = ARRIVAL_PRIORITY + 1
     assert router.num_computing(0) == 0
+
+
+def test_dynamo_forgets_first_tokens_of_an_engine_that_is_gone() -> None:
+    """One that is sent there once more has its prompt computed anew."""
+    env: Any = Told(now=4.0, turn=ARRIVAL_PRIORITY)
+    router = DynamoKv(env, 1, np.random.default_rng(0), 16, lambda _: [0])
+    asked = request_of(0, (1, 70))
+    router.choose(asked)
+    asked.note_first_token(5.0)  # known before, amid quiet steps
+    router.set_ready(())
+    router.set_ready((0,))
+    router.choose(asked)
+    env.now = 6.0
+    assert router.num_computing(0) == 70
 
 
 def test_steps_ahead_end_where_the_host_outlasts_one() -> None:

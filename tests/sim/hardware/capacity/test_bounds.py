@@ -12,7 +12,7 @@ from sim.hardware.capacity import estimate_capacity, format_capacity
 from sim.hardware.capacity.activations import _mlp_outputs, sorting_bytes
 from sim.hardware.capacity.experts import _memory_of
 from sim.hardware.capacity.parts import _quantization_terms
-from sim.hardware.capacity.sglang import defaults_of
+from sim.hardware.capacity.sglang import MARGIN_GIB, defaults_of
 from sim.hardware.capacity.transformers import _peaks
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -156,6 +156,21 @@ def test_sglang_captures_larger_batches_from_four_ranks_on(
     ranks: int, largest: int
 ) -> None:
     assert defaults_of(81_559, ranks, "0.5.9").cuda_graph_max_bs == largest
+
+
+def test_the_interval_of_sglang_is_a_margin_to_either_side() -> None:
+    found = estimate_capacity(
+        LLAMA,
+        "h100_sxm",
+        engine_version="0.5.9",
+        block_size=1,
+        gpu_memory_utilization=0.8,
+    )
+    margin = MARGIN_GIB * 2**30 * 0.8 / found.block_bytes
+    num, low, high = (
+        getattr(found, f"num_gpu_blocks{side}") for side in ("", "_low", "_high")
+    )
+    assert (num - low, high - num) == pytest.approx((margin, margin), abs=1)
 
 
 def test_another_name_of_a_precision_is_as_many_bytes() -> None:
