@@ -65,7 +65,8 @@ def conform(
     pairs
         Draw two engines with the NIXL connector, of which one prefills and the other
         one decodes (vLLM 0.33); with --offload an engine may have a tier and the
-        connector of several.
+        connector of several. Of SGLang (0.5.19 on): an engine that prefills or one that
+        decodes, beside one that is played.
     prefillers, decoders
         With --pairs, so many of each behind a proxy with routers; 0 draws one to four
         for each workload. Default: a pair.
@@ -93,16 +94,20 @@ def conform(
             "--offload draws engines without drafts, and pairs with one group of "
             "layers; give it without --speculative, and one of --groups and --pairs"
         )
-    if engine == "sglang" and any((async_scheduling, speculative, offload, pairs)):
+    drawn = (async_scheduling, speculative, offload, pools, groups and pairs)
+    if engine == "sglang" and any(drawn):
         raise ConfigError(
-            "--engine sglang draws overlap scheduling by itself, and has no drafts, "
-            "tiers and pairs here; leave all options but --groups out"
+            "--engine sglang draws overlap scheduling by itself, has no drafts and "
+            "tiers here, and with --pairs one engine without --groups; leave other "
+            "options out"
         )
     installed, release = _releases(engine, engine_version)
     tried = (
         _read(workloads, engine, release)
         if workloads
-        else _drawn_sglang(range(seed, seed + num), release, windows=groups)
+        else _drawn_sglang(
+            range(seed, seed + num), release, windows=groups, apart=pairs
+        )
         if engine == "sglang"
         else _drawn(
             range(seed, seed + num),
@@ -294,12 +299,12 @@ def _read(
 
 
 def _drawn_sglang(
-    seeds: Sequence[int], release: str, *, windows: bool
+    seeds: Sequence[int], release: str, *, windows: bool, apart: bool
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_sglang import random_sglang_workload
 
     for seed in seeds:
-        yield random_sglang_workload(seed, release, windows=windows)
+        yield random_sglang_workload(seed, release, windows=windows, apart=apart)
 
 
 def _drawn(

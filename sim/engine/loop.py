@@ -159,7 +159,7 @@ class Engine:
             if is_clocked
             else BatchQueue(most, cost_model, log)
         )
-        log.num_in_flight = most - 1
+        log.num_in_flight = getattr(scheduler, "max_awaited_outputs", most - 1)
         self.prefixes = CommonPrefixes.of(self)
         self.calendar: OutputCalendar = getattr(sample, "calendar", None) or (
             calendar_of(scheduler, is_ahead=most > 1)

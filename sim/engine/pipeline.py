@@ -209,6 +209,7 @@ class BatchQueue(Stages):
         super().__init__(cost_model)
         self._log = log
         self.steps = deque[StepInFlight]()
+        self._known: list[tuple[int, float]] = []  # steps ahead, and when it was told
         self._max_steps = max_concurrent_batches
 
     @property
@@ -236,7 +237,23 @@ class BatchQueue(Stages):
         end_s = max(oldest.end_s, now_s, self._ready_s)
         self._log.outputs_s.append(end_s)
         self.has_output = True
+        if self._known:
+            self._known = [(ahead - 1, told_s) for ahead, told_s in self._known]
+            self._write_known()
         return oldest._replace(end_s=end_s)
+
+    def note_known(self, told_s: float) -> None:
+        """Note when the output was told of a step that is not put in flight.
+
+        Outputs are written in the order of steps, so that it may wait for others.
+        """
+        self._known.append((len(self.steps), told_s))
+        self.has_output = True
+        self._write_known()
+
+    def _write_known(self) -> None:
+        while self._known and not self._known[0][0]:
+            self._log.outputs_s.append(self._known.pop(0)[1])
 
     def pop_if_full(self, now_s: float, scheduler: Any) -> StepInFlight:
         """Return the step that is waited for before the next batch is formed.

@@ -321,10 +321,17 @@ class ReceiverSteps(RoomSteps):
         self._tell(now_s)
         return rests
 
+    def rest(self, now_s: float) -> None:
+        self._look(now_s)  # slots of what was withdrawn are freed when it is looked at
+
     def schedule(self, now_s: float) -> SchedulerOutput:
         output = self.scheduler.schedule(now_s)
         self._tell(now_s)
-        if self._batches is not None and not output.num_batched_tokens:
+        if (
+            self._batches is not None
+            and not output.num_batched_tokens
+            and not output.is_known
+        ):
             # all that a prebuilt batch takes is the host's, and no step hides it
             self._batches.hold_host(now_s + self.step(output.shape).total_s)
         return output

@@ -110,6 +110,9 @@ class SchedulerOutput:
         have several steps in flight, for which the requests' state does not say it.
     drafts
         Draft tokens of the batch, or None without speculative decoding.
+    is_known
+        Whether its tokens were computed elsewhere, and are there: they are told when
+        the host is through with it, whatever is in flight.
     """
 
     scheduled: list[Request] = field(default_factory=list)
@@ -122,6 +125,7 @@ class SchedulerOutput:
     stuck: bool = False
     completing: list[Request] = field(default_factory=list)
     drafts: ScheduledDrafts | None = None
+    is_known: bool = False
 
     @property
     def num_batched_tokens(self) -> int:

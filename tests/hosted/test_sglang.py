@@ -6,7 +6,7 @@ import pytest
 
 from sim.errors import SchedulerError
 from sim.scheduler.hosted.sglang_api import installed_sglang
-from sim.scheduler.sglang.settings import FIRST_WITH_WINDOWS
+from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, FIRST_WITH_WINDOWS
 from sim.studies.conformance import first_difference, load_workload, read_log
 from sim.studies.conformance.conform import Coverage, compare
 from sim.studies.conformance.random_sglang import random_sglang_workload
@@ -71,3 +71,22 @@ def test_windows_go_as_in_the_real_engine(first: int) -> None:
         assert difference is None, difference.in_words(("SGLang", "kvsim"))
     for name in ("windows dropped", "windows dropped inside", "retractions", "chunks"):
         assert coverage.workloads_with[name] > 10, name
+
+
+@pytest.mark.parametrize("first", range(0, 200, 100))
+def test_engines_apart_go_as_the_real_ones(first: int) -> None:
+    release = installed_sglang()
+    if int(release.rpartition(".")[2]) < FIRST_WITH_PLANS:
+        pytest.skip("engines of earlier releases that are apart are not hosted")
+    coverage = Coverage()
+    for seed in range(first, first + 100):
+        workload = random_sglang_workload(seed, release, apart=True)
+        comparison = compare(workload)
+        coverage.add(workload, comparison)
+        difference = comparison.difference
+        assert difference is None, difference.in_words(("SGLang", "kvsim"))
+    for name in (
+        *("overlap", "pages", "priorities", "chunks", "evictions", "retractions"),
+        *("aborts", "prompts sent", "joined requests"),
+    ):
+        assert coverage.workloads_with[name] > 6, name

@@ -100,8 +100,10 @@ _OF_SGLANG = (
 def _let_meet_in_rooms(rng: Random, data: dict[str, Any]) -> None:
     """Let pools be SGLang's, whose engines get a request at once."""
     engine, fleet = data["engine"], data["fleet"]
+    releases = ("0.5.9", "0.5.10", "0.5.19", "0.5.21", "0.5.23")
     data["engine"] = {key: engine[key] for key in _OF_SGLANG if key in engine} | {
         "scheduler": "sglang",
+        "engine_version": releases[engine["num_gpu_blocks_override"] % len(releases)],
         "block_size": rng.choice([1, 1, 4, 16]),
         "num_gpu_blocks_override": engine["num_gpu_blocks_override"]
         * engine["block_size"],

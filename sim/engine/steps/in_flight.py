@@ -40,8 +40,13 @@ class FlightSteps(WholeSteps):
         return end_s
 
     def _enter(self, step: int, now_s: float, end_s: float) -> float:
-        batches = self._batches
-        batches.push(step, self._output(), end_s)
+        batches, output = self._batches, self._output()
+        if output.is_known:
+            assert self._cost is not None
+            self._of_step, told_s = step, now_s + self._cost.total_s
+            batches.note_known(told_s)
+            return told_s
+        batches.push(step, output, end_s)
         return self._take(batches.pop_if_full(now_s, self._scheduler))
 
     def _take(self, oldest: StepInFlight) -> float:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from sim.scheduler.log.lines import Line
 
-_MOST_IDLE_STEPS: Final = 3
-
 
 class HostedSglang:
     """Takes a workload through the installed SGLang's own event loop.
@@ -51,6 +49,9 @@ class HostedSglang:
     SchedulerError
         If no SGLang that we know is installed.
     """
+
+    _most_idle = 3
+    """Steps in which nothing moves before the engine is stalled."""
 
     def __init__(
         self,
@@ -80,12 +81,7 @@ class HostedSglang:
 
     def lines(self) -> list[Line]:
         """Run the workload, and return a line for each iteration of the event loop."""
-        scheduler = self._scheduler
-        loop = (
-            scheduler.event_loop_overlap
-            if self._settings["overlap"]
-            else scheduler.event_loop_normal
-        )
+        loop = self._loop()
         with self._api.pinned(self._note_preempted), redirect_stdout(StringIO()):
             try:
                 loop()
@@ -103,6 +99,12 @@ class HostedSglang:
     def _load() -> Any:
         return load_sglang()
 
+    def _loop(self) -> Callable[[], None]:
+        """Return the release's event loop."""
+        way = "overlap" if self._settings["overlap"] else "normal"
+        loop: Callable[[], None] = getattr(self._scheduler, f"event_loop_{way}")
+        return loop
+
     # Methods that the event loop calls instead of its own.
 
     def _receive(self, *_: Any, **__: Any) -> list[Any]:
@@ -115,7 +117,7 @@ class HostedSglang:
     def _process_input(self, _: list[Any]) -> None:
         process = self._api.Scheduler.process_input_requests
         while self._arrivals and self._arrivals[0]["arrival_step"] <= self._step:
-            process(self._scheduler, [self._api.request(self._arrivals.popleft())])
+            process(self._scheduler, [self._requested(self._arrivals.popleft())])
         aborted = []
         while self._aborts and self._aborts[0][0] <= self._step:
             name = self._aborts.popleft()[1]
@@ -126,6 +128,10 @@ class HostedSglang:
             aborted.append(name)
         if aborted:
             self._line = {"t": self._step, "abort": aborted} | self._line
+
+    def _requested(self, told: Mapping[str, Any]) -> Any:
+        """Return the message of a request."""
+        return self._api.request(told)
 
     def _next_batch(self) -> Any:
         """Let the release schedule, and note what it decided."""
@@ -272,17 +278,22 @@ class HostedSglang:
         line["free_end"] = self._free()
         self._lines.append(line)
         is_idle = line["mode"] == "idle"
-        self._num_idle = self._num_idle + 1 if is_idle and line["waiting"] else 0
-        if self._num_idle == _MOST_IDLE_STEPS and not (self._arrivals or self._aborts):
+        waits = bool(line["waiting"]) or not self.is_at_rest()
+        self._num_idle = self._num_idle + 1 if is_idle and waits else 0
+        if self._num_idle == self._most_idle and not (self._arrivals or self._aborts):
             line["stalled"] = True
             self._end("stalled")
         self._step += 1
-        if is_idle and not (line["waiting"] or line["running"]):
+        if is_idle and not (waits or line["running"]):
             if not self._arrivals:
                 self._end("done")
             self._step = max(self._step, self._arrivals[0]["arrival_step"])
         if self._step >= self._settings["max_steps"]:
             self._end("cut")
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing stands in a queue beside the one of waiting requests."""
+        return True
 
     def _end(self, how: str) -> None:
         self.ending = how

@@ -415,7 +415,10 @@ _OFF: Final[dict[str, Any]] = {
         )
     ),
     "ps": SimpleNamespace(
-        **_RANKS, **dict.fromkeys(("tp_size", "pp_size", "dp_size"), 1), dp_rank=None
+        **_RANKS,
+        **dict.fromkeys(("tp_size", "pp_size", "dp_size"), 1),
+        dp_rank=None,
+        gpu_id=0,
     ),
     "processed_tokens_counter": 0,
     "is_generation": True,

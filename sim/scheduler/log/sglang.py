@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from cache.sglang.windows import WindowedSlots
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of
+from sim.scheduler.sglang.decode import DecodeScheduler
+from sim.scheduler.sglang.prefill import PrefillScheduler
 from sim.scheduler.sglang.requests import Mode
 
 if TYPE_CHECKING:
@@ -128,7 +130,11 @@ class SglangLog:
         line: Line = {}
         if scheduler.chunked is not None:
             line["chunked"] = self._name(scheduler.chunked)
-        line["waiting"] = self._names(scheduler.queue.entries)
+        line["waiting"] = self._names(
+            scheduler.arrived
+            if isinstance(scheduler, DecodeScheduler)
+            else scheduler.queue.entries
+        )
         line["running"] = self._names(scheduler.running_batch.entries)
         if scheduler.running_batch.is_full:
             line["full"] = True
@@ -137,6 +143,27 @@ class SglangLog:
         if scheduler.tree is not None:
             line["nodes"] = scheduler.tree.num_nodes
         return line
+
+    def beside(self) -> dict[str, list[str]]:
+        """Return the queues of an engine that only prefills, or only decodes."""
+        scheduler = self.scheduler
+        if isinstance(scheduler, PrefillScheduler):
+            return {
+                "bootstrapping": self._names(scheduler.bootstrapping),
+                "in_flight": self._names(scheduler.in_flight.values()),
+            }
+        assert isinstance(scheduler, DecodeScheduler)
+        return {
+            "preallocating": self._names(scheduler.preallocating),
+            "transferring": self._names(scheduler.transferring),
+            "retracted": self._names(scheduler.retracted),
+        }
+
+    def joined(self, output: SglangOutput) -> Line:
+        """Return who joins with a first token, and the rows of the table."""
+        return {
+            "joined": [[self._name(each), each.slot] for each, _, _ in output.entries]
+        }
 
     def free(self) -> list[int]:
         cache, tree = self.scheduler.cache, self.scheduler.tree

@@ -89,7 +89,7 @@ class Holdings:
         self.request_slots = RequestSlots(
             settings.num_request_slots,
             first=int(settings.patch >= 11),
-            from_end=settings.makes_plans,
+            from_end=settings.makes_plans and not settings.only_decodes,
         )
         self.holders: dict[Entry, None] = {}
         self.num_stored_tokens = self.num_pages = self.num_shared_tokens = 0

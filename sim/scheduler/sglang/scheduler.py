@@ -323,8 +323,8 @@ class SglangScheduler(SglangState):
             output.preemptions += found
             output.retracted.append(entry.request)
         if len(entries) == 1 and not self.holdings.has_room(entries):
-            # from 0.5.22 on with a window only: limits leave room for each alone
-            if self.settings.swa is None:
+            # limits leave room for each alone from 0.5.22 on, but for such engines
+            if not self.settings.gives_up_last:
                 raise OutOfMemoryError(
                     "Failed to retract any request. No space left for only one request."
                 )
@@ -440,7 +440,7 @@ class SglangScheduler(SglangState):
         decoding = {entry for entry, _, _ in output.entries[num_prompts:]}
         is_decode = output.mode is Mode.DECODE
         self.ended = []
-        in_group = is_decode or self.settings.makes_plans
+        in_group = self._in_group(output)
         if in_group:
             self.holdings.allocator.begin_group()
         for entry in entries:
@@ -452,6 +452,10 @@ class SglangScheduler(SglangState):
             self.holdings.allocator.end_group()
         if self._is_idle(output):
             self.ratio.reset()
+
+    def _in_group(self, output: SglangOutput) -> bool:
+        """Whether all that the results of a batch free is freed at once."""
+        return output.mode is Mode.DECODE or self.settings.makes_plans
 
     def _is_idle(self, output: SglangOutput) -> bool:
         """Whether the release's loop had nothing to run, nor a result to process."""

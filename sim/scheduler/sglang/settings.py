@@ -197,10 +197,10 @@ class Settings:
                 f"schedule_policy must be one of {', '.join(_OF_PRIORITIES)} with "
                 f"enable_priority_scheduling, got '{self.schedule_policy}'"
             )
-        if self.patch > 10 and self.kv_transfer is not None:
+        if 10 < self.patch < FIRST_WITH_PLANS and self.kv_transfer is not None:
             raise SchedulerError(
-                "prefill and decode apart are SGLang 0.5.9 or 0.5.10, got "
-                f"engine_version {self.engine_version}; take one of these"
+                "prefill and decode apart are SGLang 0.5.9, 0.5.10 or 0.5.19 to "
+                f"0.5.23, got engine_version {self.engine_version}; take one of these"
             )
         self._check_windows()
         if self.radix_eviction_policy == "slru" and self.patch < 10:
@@ -239,6 +239,14 @@ class Settings:
     def only_decodes(self) -> bool:
         """Whether prompts are computed elsewhere."""
         return self.kv_transfer is not None and self.kv_transfer.mode == "decode"
+
+    @property
+    def gives_up_last(self) -> bool:
+        """Whether the last request ends that finds no slot to decode, or the engine.
+
+        Others may hold what its limits leave it: prompts to come, or windows.
+        """
+        return self.swa is not None or (self.makes_plans and self.only_decodes)
 
     @property
     def num_request_slots(self) -> int:

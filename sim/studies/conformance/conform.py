@@ -159,6 +159,8 @@ def _sglang_facts(config: dict[str, Any], lines: list[Line]) -> dict[str, bool]:
         "refused requests": "reject",
         "aborts": "abort",
         "deaths": "error",
+        "prompts sent": "send",
+        "joined requests": "joined",
     }
     evictions = _all_of(lines, "evict")
     return {

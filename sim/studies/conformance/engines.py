@@ -145,6 +145,8 @@ class SglangEngine(Table):
     overlap: bool = False
     need_sort: bool = False
     swa: SglangWindow | None = None
+    disaggregation_mode: Literal["prefill", "decode"] | None = None
+    num_reserved_decode_tokens: Count = 512
     max_steps: Positive = 5000
 
     @model_validator(mode="before")

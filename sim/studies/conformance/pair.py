@@ -29,6 +29,7 @@ from sim.studies.conformance.played_worker import (
     WorkerPace,
 )
 from sim.studies.conformance.sglang import SglangDriver
+from sim.studies.conformance.sglang_apart import side_driver
 from workloads.draws.streams import Streams
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def driver_of(
         If the engine cannot be configured so.
     """
     if workload.generation == SGLANG.name and make is make_scheduler:
+        if workload.config.get("disaggregation_mode") is not None:
+            return side_driver(workload, check=check)
         return SglangDriver(workload, check=check)
     if workload.pair is None:
         return DecisionDriver(workload, check=check, scheduler=make(workload))

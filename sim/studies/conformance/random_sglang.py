@@ -9,6 +9,7 @@ from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, SCHEDULE_POLICIES
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
     as_workload,
+    cut,
     random_requests,
     withdraw_some,
 )
@@ -18,11 +19,12 @@ _EVICTIONS = ("lru", "lru", "lfu", "fifo", "mru", "filo", "priority")
 
 
 def random_sglang_workload(
-    seed: int, release: str, *, windows: bool = False
+    seed: int, release: str, *, windows: bool = False, apart: bool = False
 ) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release.
 
-    With `windows` it is the same but for layers with a window, and few steps.
+    With `windows` it is the same but for layers with a window, and few steps. An engine
+    that is `apart` only prefills, or only decodes.
     """
     draw = Random(f"sglang {seed}")
     config = _random_config(draw)
@@ -53,6 +55,8 @@ def random_sglang_workload(
             request["ignore_eos"] = True
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
+    if apart:
+        _part(Random(f"apart {seed}"), config, requests)
     return as_workload(name, release, config, requests, engine="sglang")
 
 
@@ -100,6 +104,20 @@ def _squeeze(draw: Random, config: dict[str, Any]) -> None:
         config["max_running_requests"] = draw.choice((3, 8, 64))
     if draw.random() < 0.1:
         config["radix_eviction_policy"] = "slru"
+
+
+def _part(draw: Random, config: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Let an engine only prefill, or only decode, with another one that is slow."""
+    config["disaggregation_mode"] = draw.choice(("prefill", "decode"))
+    decodes = config["disaggregation_mode"] == "decode"
+    config["num_reserved_decode_tokens"] = draw.choice((0, 0, 1, 4, 16))
+    total = config["max_total_num_tokens"]
+    longest = min(config["context_len"], total) - 9
+    slowest = draw.choice((0, 1, 3, 12))
+    for request in requests:
+        request["route_delay"] = draw.randint(0, draw.choice((0, slowest)))
+        request["transfer_delay"] = decodes + draw.randint(0, slowest)
+        request["prompt"] = cut(request["prompt"], max(longest, 1))
 
 
 def _pages(num_tokens: int, page_size: int) -> int:

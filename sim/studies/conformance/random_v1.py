@@ -171,14 +171,14 @@ def _prompt(draw: Random, earlier: list[dict[str, Any]], most: int) -> list[list
     if earlier and kind < 0.25:
         before = draw.choice(earlier)
         answer = [before["out_seed"], draw.randint(1, before["output_len"])]
-        return _cut([*before["prompt"], answer, [draw.randint(100, 999), most]], most)
+        return cut([*before["prompt"], answer, [draw.randint(100, 999), most]], most)
     if kind < 0.6:
         shared = [draw.choice((1, 2)), draw.randint(1, most)]
-        return _cut([shared, [draw.randint(100, 999), most]], most)
+        return cut([shared, [draw.randint(100, 999), most]], most)
     return [[draw.randint(100, 999), most]]
 
 
-def _cut(prompt: list[list[int]], most: int) -> list[list[int]]:
+def cut(prompt: list[list[int]], most: int) -> list[list[int]]:
     """Return the first `most` tokens of a prompt."""
     cut: list[list[int]] = []
     for seed, num_tokens in prompt:

@@ -69,6 +69,7 @@ class DecisionRequest(Table):
     abort_step: Step | None = None
     stop_after: Positive | None = None
     route_delay: Count | None = None
+    transfer_delay: Count | None = None
     remote_prefill: bool = True
     max_load_tokens: Count | None = None
     max_offload_tokens: Count | None = None

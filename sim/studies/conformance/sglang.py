@@ -7,14 +7,21 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.sampling import InFlightSampler
+from sim.errors import SchedulerError
 from sim.scheduler.hosted.sglang import HostedSglang
+from sim.scheduler.hosted.sglang_apart import HostedApart
 from sim.scheduler.hosted.sglang_api import installed_sglang
 from sim.scheduler.hosted.sglang_plans import HostedPlans
 from sim.scheduler.log.lines import names_of
 from sim.scheduler.log.sglang import SglangLog
 from sim.scheduler.sglang.holdings import OutOfMemoryError
 from sim.scheduler.sglang.scheduler import SglangScheduler
-from sim.scheduler.sglang.settings import FIRST_WITH_PLANS, Settings, WindowPool
+from sim.scheduler.sglang.settings import (
+    FIRST_WITH_PLANS,
+    Disaggregation,
+    Settings,
+    WindowPool,
+)
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import SglangEngine
 from sim.studies.conformance.stream_tokens import token
@@ -26,9 +33,6 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.sglang.requests import SglangOutput
     from sim.studies.conformance.workload import DecisionWorkload
-
-_MOST_IDLE_STEPS: Final = 3
-"""A queue that nothing moves in as many steps is stalled."""
 
 
 class SglangDriver:
@@ -59,8 +63,8 @@ class SglangDriver:
     def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
         engine = workload.engine
         assert isinstance(engine, SglangEngine)
-        settings = _settings_of(engine, workload.engine_version)
-        self.scheduler = SglangScheduler(settings)
+        settings = settings_of(workload)
+        self.scheduler = self._kind(settings)
         self.num_steps = self.num_preemptions = 0
         self.ending = ""
         self._max_steps = engine.max_steps
@@ -80,6 +84,10 @@ class SglangDriver:
         ]
         self._aborts = deque(sorted(dues))
 
+    _kind: type[SglangScheduler] = SglangScheduler
+    _most_idle = 3
+    """Steps in which nothing moves before the engine is stalled."""
+
     def lines(self) -> Iterator[Line]:
         """Run the workload, and yield a line for each iteration of the event loop."""
         step, num_idle = 0, 0
@@ -94,19 +102,24 @@ class SglangDriver:
                 yield line | self._log.evictions() | {"error": str(error)}
                 return
             is_idle = line["mode"] == "idle"
-            num_idle = num_idle + 1 if is_idle and line["waiting"] else 0
-            if num_idle == _MOST_IDLE_STEPS and not (self._arrivals or self._aborts):
+            waits = bool(line["waiting"]) or not self._is_at_rest()
+            num_idle = num_idle + 1 if is_idle and waits else 0
+            if num_idle == self._most_idle and not (self._arrivals or self._aborts):
                 self.ending = "stalled"
                 yield line | {"stalled": True}
                 return
             yield line
             step += 1
-            if is_idle and not (line["waiting"] or line["running"]):
+            if is_idle and not (waits or line["running"]):
                 if not self._arrivals:
                     self.ending = "done"
                     return
                 step = max(step, self._arrivals[0][0])
         self.ending = "cut"
+
+    def _is_at_rest(self) -> bool:
+        """Whether nothing stands in a queue beside the one of waiting requests."""
+        return True
 
     def _abort_due(self, step: int) -> Line:
         refused = {each.request for each, _ in self.scheduler.queue.rejected}
@@ -114,37 +127,43 @@ class SglangDriver:
         while self._aborts and self._aborts[0][0] <= step:
             name = self._aborts.popleft()[1]
             request = self._requests[name]
-            if not (request.status.is_finished or request in refused):
-                self.scheduler.abort(request)
+            if request not in refused and self._abort(request):
                 aborted.append(name)
         return {"abort": aborted} if aborted else {}
 
+    def _abort(self, request: Request) -> bool:
+        """Withdraw a request; return whether it was there to be withdrawn."""
+        if request.status.is_finished:
+            return False
+        self.scheduler.abort(request)
+        return True
+
     def _call(self, step: int) -> Line:
         """Call the scheduler, and process the result that is due."""
-        output = self.scheduler.schedule(float(step))
-        self.num_steps += 1
-        self.num_preemptions += len(output.preemptions)
-        self._prove()
+        output = self._schedule(step)
         line = self._log.batch(output) | self._log.queues()
         self._results.append((step, output))
         if len(self._results) == self.scheduler.max_concurrent_batches:
             of_step, result = self._results.popleft()
-            self.scheduler.update(self._sample(result, of_step, float(of_step)))
-            self._prove()
+            self._update(of_step, result)
             if ended := self.scheduler.ended:
                 line["fin"] = names_of(ended, self.names)
         return line | {"free_end": self._log.free()}
 
+    def _schedule(self, step: int) -> SglangOutput:
+        output = self.scheduler.schedule(float(step))
+        self.num_steps += 1
+        self.num_preemptions += len(output.preemptions)
+        self._prove()
+        return output
+
+    def _update(self, step: int, result: SglangOutput) -> None:
+        self.scheduler.update(self._sample(result, step, float(step)))
+        self._prove()
+
     def _prove(self) -> None:
         if self._check:
             self.scheduler.check()
-
-
-def _settings_of(engine: SglangEngine, engine_version: str) -> Settings:
-    written = engine.model_dump(exclude={"max_steps"})
-    if written["swa"] is not None:
-        written["swa"] = WindowPool(**written["swa"])
-    return Settings(**written, engine_version=engine_version)
 
 
 def hosted_lines(workload: DecisionWorkload) -> list[Line]:
@@ -155,10 +174,8 @@ def hosted_lines(workload: DecisionWorkload) -> list[Line]:
     SchedulerError
         If no SGLang that we know is installed, or the settings do not fit together.
     """
-    engine = workload.engine
-    assert isinstance(engine, SglangEngine)
-    _settings_of(engine, workload.engine_version)
-    settings = engine.model_dump()
+    settings_of(workload)
+    settings = workload.engine.model_dump()
     seeds = {raw.id: raw.out_seed for raw in workload.requests}
     requests = [
         {
@@ -173,14 +190,44 @@ def hosted_lines(workload: DecisionWorkload) -> list[Line]:
                 for index in range(length)
             ],
             "priority": raw.priority if "priority" in raw.model_fields_set else None,
+            "route_delay": raw.route_delay or 0,
+            "transfer_delay": raw.transfer_delay or 0,
         }
         for raw in workload.requests
     ]
     makes_plans = int(installed_sglang().rpartition(".")[2]) >= FIRST_WITH_PLANS
-    hosted = (HostedPlans if makes_plans else HostedSglang)(
-        settings, requests, lambda name, at: token(seeds[name], at)
-    )
+    kind: type[HostedSglang] = HostedPlans if makes_plans else HostedSglang
+    if settings["disaggregation_mode"] is not None:
+        if not makes_plans:
+            raise SchedulerError(
+                "engines that only prefill, or only decode, can be hosted from SGLang "
+                f"0.5.19 on, {installed_sglang()} is installed; install one of these"
+            )
+        kind = HostedApart
+    hosted = kind(settings, requests, lambda name, at: token(seeds[name], at))
     return hosted.lines()
+
+
+def settings_of(workload: DecisionWorkload) -> Settings:
+    """Return the settings of the scheduler that a workload meets."""
+    engine = workload.engine
+    assert isinstance(engine, SglangEngine)
+    mode, swa = engine.disaggregation_mode, engine.swa
+    return Settings(
+        **engine.model_dump(exclude=_NO_SETTINGS),
+        engine_version=workload.engine_version,
+        swa=None if swa is None else WindowPool(**swa.model_dump()),
+        kv_transfer=(
+            None
+            if mode is None
+            else Disaggregation(mode, engine.num_reserved_decode_tokens)
+        ),
+    )
+
+
+_NO_SETTINGS: Final = {
+    *("max_steps", "swa", "disaggregation_mode", "num_reserved_decode_tokens"),
+}
 
 
 def requests_of(workload: DecisionWorkload, settings: Settings) -> dict[str, Request]:

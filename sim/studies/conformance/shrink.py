@@ -177,8 +177,9 @@ def _plainer(request: DecisionRequest, earliest: int) -> Iterator[dict[str, Any]
         yield {"abort_step": None}
     if request.priority:
         yield {"priority": 0}
-    if request.route_delay is not None:
-        yield {"route_delay": None}
+    for key in ("route_delay", "transfer_delay"):
+        if getattr(request, key) is not None:
+            yield {key: None}
     if not request.remote_prefill:
         yield {"remote_prefill": True}
     if request.stop_after is not None:

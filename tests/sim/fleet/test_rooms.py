@@ -454,6 +454,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], float]:
         "max_num_seqs": draw(st.sampled_from([4, 16, 64])),
         "max_num_batched_tokens": draw(st.sampled_from([64, 512])),
         "async_scheduling": draw(st.booleans()),
+        "engine_version": draw(st.sampled_from(["0.5.9", "0.5.19", "0.5.23"])),
     }
     return fleet, engine, draw(st.sampled_from([0.0, 0.3, 3.0]))
 

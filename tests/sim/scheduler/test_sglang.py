@@ -410,9 +410,10 @@ def test_a_request_ends_a_step_earlier_where_plans_are_made() -> None:
     assert ends == later.requests["finish_s"].iloc[0] < waste
 
 
-def test_prefill_and_decode_apart_are_of_earlier_releases() -> None:
-    with pytest.raises(SchedulerError, match=r"apart are SGLang 0\.5\.9 or 0\.5\.10"):
-        Settings(engine_version="0.5.23", kv_transfer=Disaggregation("decode"))
+def test_prefill_and_decode_apart_are_of_releases_that_are_known() -> None:
+    known = r"apart are SGLang 0\.5\.9, 0\.5\.10 or 0\.5\.19 to 0\.5\.23, got engine_"
+    with pytest.raises(SchedulerError, match=known):
+        Settings(engine_version="0.5.12", kv_transfer=Disaggregation("decode"))
 
 
 def test_the_command_that_serves_it_has_its_own_options() -> None:

@@ -138,7 +138,7 @@ def test_files_are_compared_under_the_installed_release(
             ["--pairs", "--prefillers", "-1"],
             "--prefillers takes a number of at least 0",
         ),
-        (["--pairs", "--engine", "sglang"], "tiers and pairs here"),
+        (["--offload", "--engine", "sglang"], "has no drafts and tiers here"),
     ],
 )
 def test_mistakes_are_refused(
