@@ -147,7 +147,9 @@ class HostedApart(HostedPlans):
         )
 
     def _send(self, message: Any, request: Any = None) -> None:
-        """Note nothing: the queues tell what has left them."""
+        """Note who is turned away; the queues tell who has left them."""
+        super()._send(message, request)
+        self._line.pop("dropped", None)
 
     def _side_plan(self, **of: Any) -> Any:
         name = f"get_next_disagg_{self._mode}_batch_to_run"

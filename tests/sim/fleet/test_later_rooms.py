@@ -79,7 +79,7 @@ def test_a_request_that_finds_no_slot_beside_awaited_prompts_is_given_up() -> No
         tokens_of(scheduler, output)
     assert given_up == [running]
     assert running.status is RequestStatus.FINISHED_REJECTED
-    assert "SGLang gives it up" in running.reason
+    assert "with all others retracted" in running.reason
     assert awaited.status is RequestStatus.WAITING_FOR_REMOTE_KVS
     assert scheduler.cache_usage().num_physical_blocks == 20
     scheduler.check()

@@ -347,7 +347,8 @@ def checked(simulation: Simulation) -> Results:
         side: Any = engine.beside
         scheduler.check()
         if not side.is_dead:  # some were withdrawn in the very last step
-            assert scheduler.holdings.holders.keys() <= {*scheduler._ending}
+            last = {*scheduler._ending, *getattr(scheduler, "_failed", ())}
+            assert scheduler.holdings.holders.keys() <= last
             assert not isinstance(side, SenderSteps) or not any(side._lots.values())
     assert not results.summary["stalled"]
     return results
