@@ -99,11 +99,10 @@ class HostedSglang:
     def _load() -> Any:
         return load_sglang()
 
-    def _loop(self) -> Callable[[], None]:
+    def _loop(self) -> Any:
         """Return the release's event loop."""
         way = "overlap" if self._settings["overlap"] else "normal"
-        loop: Callable[[], None] = getattr(self._scheduler, f"event_loop_{way}")
-        return loop
+        return getattr(self._scheduler, f"event_loop_{way}")
 
     # Methods that the event loop calls instead of its own.
 
