@@ -143,11 +143,18 @@ def run(arguments: Sequence[str]) -> int:
 def _users_mistake(error: Exception) -> str | None:
     """Return the message to the user, or None where the fault is ours."""
     from cyclopts import CycloptsError
+    from cyclopts.exceptions import UnusedCliTokensError
 
     from sim.config.plug import fault_in_user_code
     from sim.errors import UserError
     from workloads.errors import WorkloadError
 
+    if isinstance(error, UnusedCliTokensError):
+        words = " ".join(error.unused_tokens or ())
+        return (
+            f"nothing takes '{words}'; write a value behind its option (--help lists "
+            f"them)"
+        )
     if isinstance(error, UserError | WorkloadError | CycloptsError):
         return f"{error}{_meant(error)}"
     # An OSError that got this far is a full disk or a closed terminal.

@@ -203,6 +203,7 @@ def test_bad_arguments(
     )
     assert "--check takes" in line("run", str(config), "--check", "-1", *out)
     assert "Did you mean" in line("rum", str(config))
+    assert "nothing takes 'a b'; write a value behind" in line("run", "c", "a", "b")
     own = "set by --set engine.scheduler"  # where there is such an option
     assert own in line("run", str(config), "--scheduler", "v0")
     assert own not in line("capacity", "--model", "x", "--scheduler", "v0")
