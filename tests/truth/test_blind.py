@@ -67,7 +67,9 @@ def test_an_a100_is_somewhat_too_quick() -> None:
 
 @pytest.mark.slow
 def test_weights_of_four_bits_on_an_a100_are_too_quick() -> None:
-    assert all(-27.5 <= of <= -17.0 for of in of_all(A100_40_AWQ, "median_tpot_ms"))
+    *few, many = of_all(A100_40_AWQ, "median_tpot_ms")
+    assert all(-14.0 <= of <= -12.0 for of in few)
+    assert -25.5 <= many <= -23.5
 
 
 @pytest.mark.slow

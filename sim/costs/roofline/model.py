@@ -24,6 +24,7 @@ from sim.costs.parts import (
 )
 from sim.costs.rates.collectives import all_reduce_s
 from sim.costs.rates.efficiencies import WeightProduct
+from sim.costs.rates.unpacking import unpacked_bytes_per_s
 from sim.costs.roofline.cascade_rule import ReadsOnce
 from sim.costs.roofline.graphs import padded, pieces_s
 from sim.costs.roofline.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
@@ -35,6 +36,7 @@ from sim.costs.roofline.volumes import (
     elementwise_elements,
     is_mixture,
     mixed_layers,
+    multiplies_fp8,
     own_flops_per_s,
     pair_flops,
     state_layers,
@@ -169,17 +171,9 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
         halves = dtype_bytes(self.model.dtype) // 2
         return self.gpu.bf16_flops_per_s * efficiency / halves
 
-    def _multiplies_fp8(self, scheme: QuantizationScheme | None) -> bool:
-        return (
-            scheme is not None
-            and scheme.quantized_activation
-            and not scheme.multiplies_fp4
-            and self.gpu.fp8_flops_per_s is not None
-        )
-
     def _derive_gemm(self) -> None:
         scheme = quantization_scheme(self.model.quantization)
-        products = self.products(has_fp8=self._multiplies_fp8(scheme))
+        products = self.products(has_fp8=multiplies_fp8(scheme, self.gpu))
         bandwidth = self._bandwidth(products.bandwidth)
         dense, experts = Volume(), Volume()
         tp, ranks = self.tensor_parallel_size, self.expert_ranks()
@@ -188,8 +182,9 @@ class RooflineCost(RooflineParameters, ReadsOnce, FormulaCost):
             if tensor.role not in NO_GEMM:
                 volume.add(tensor, self.model, scheme)
         itemsize = dtype_bytes(self.model.dtype)
+        unpacked = unpacked_bytes_per_s(scheme, self.gpu)
         self._dense = WeightProduct(
-            dense.bytes / bandwidth,
+            dense.read_s(bandwidth, unpacked),
             dense.activations * itemsize / bandwidth,
             self._compute_s(
                 dense,

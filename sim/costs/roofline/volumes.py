@@ -32,16 +32,32 @@ def own_flops_per_s(scheme: QuantizationScheme | None, gpu: GpuSpec) -> float | 
     return None
 
 
+def multiplies_fp8(scheme: QuantizationScheme | None, gpu: GpuSpec) -> bool:
+    """Whether the GPU has FP8 units, and multiplies by such weights there."""
+    return (
+        scheme is not None
+        and scheme.quantized_activation
+        and not scheme.multiplies_fp4
+        and gpu.fp8_flops_per_s is not None
+    )
+
+
 class Volume:
     """Weights and activations in the GEMMs of some tensors, on one rank."""
 
-    __slots__ = ("activations", "bytes", "plain_elements", "quantised_elements")
+    __slots__ = (
+        "activations",
+        "bytes",
+        "plain_elements",
+        "quantised_bytes",
+        "quantised_elements",
+    )
 
     def __init__(self) -> None:
         self.quantised_elements = 0.0
         self.plain_elements = 0.0
         """Those that a scheme leaves in the model's precision."""
-        self.bytes = 0.0
+        self.bytes = self.quantised_bytes = 0.0
         self.activations = 0
         """Elements that a token reads and writes."""
 
@@ -56,13 +72,22 @@ class Volume:
         scheme: QuantizationScheme | None,
     ) -> None:
         elements = tensor.num_elements * tensor.count
+        num_bytes = elements * itemsize_bytes(model, tensor, scheme)
         if scheme is not None and is_quantised(tensor, scheme):
             self.quantised_elements += elements
+            self.quantised_bytes += num_bytes
         else:
             self.plain_elements += elements
-        self.bytes += elements * itemsize_bytes(model, tensor, scheme)
+        self.bytes += num_bytes
         width = (tensor.rows + tensor.columns) * tensor.num_groups
         self.activations += width * tensor.count
+
+    def read_s(self, bandwidth: float, unpacked_bytes_per_s: float) -> float:
+        """Return seconds to read the weights, those to be unpacked no quicker."""
+        if unpacked_bytes_per_s >= bandwidth:
+            return self.bytes / bandwidth
+        plain_s = (self.bytes - self.quantised_bytes) / bandwidth
+        return plain_s + self.quantised_bytes / unpacked_bytes_per_s
 
     def scale_elements(self, share: float) -> None:
         """Take the share of them that a token is multiplied with."""
