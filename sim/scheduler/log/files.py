@@ -67,7 +67,7 @@ def read_log(path: Path) -> Iterator[Line]:
                 number += 1
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: {reason}") from error
+        raise ConfigError(f"{path}: {reason}; name a whole log") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}, line {number}: not a log line: {error}") from error
 
@@ -79,7 +79,7 @@ def read_header(path: Path) -> dict[str, Any] | None:
             header = json.loads(text.readline())
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: {reason}") from error
+        raise ConfigError(f"{path}: {reason}; name a whole log") from error
     except (ValueError, RecursionError):
         return None
     is_header = isinstance(header, dict) and header.get("format") == SCHEDULE_FORMAT

@@ -235,7 +235,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{path}: {error.strerror or error}; name a file that can be read"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a JSON file: {error}") from error
 
