@@ -70,7 +70,7 @@ def test_what_does_not_fit_together(more: dict[str, Any], said: str) -> None:
 
 
 def test_prefill_and_decode_apart_are_refused() -> None:
-    with pytest.raises(SchedulerError):
+    with pytest.raises(SchedulerError, match="not built for prefill and decode"):
         settings(kv_transfer=Disaggregation("prefill"))
 
 
