@@ -13,7 +13,7 @@ from sim.config.tables import load_config, parse_config
 from sim.costs.steps.ahead import HostAhead
 from sim.errors import ConfigError
 from sim.fleet.engines import Engines
-from sim.fleet.rooms import SenderSteps
+from sim.fleet.rooms import SenderSteps, meeting_of
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.sglang.decode import DecodeScheduler
@@ -348,6 +348,10 @@ def checked(simulation: Simulation) -> Results:
         scheduler.check()
         if not side.is_dead:  # some were withdrawn in the very last step
             last = {*scheduler._ending, *getattr(scheduler, "_failed", ())}
+            in_flight = getattr(scheduler, "in_flight", {})
+            last |= {
+                in_flight[each] for each in in_flight if meeting_of(each).is_closed
+            }
             assert scheduler.holdings.holders.keys() <= last
             assert not isinstance(side, SenderSteps) or not any(side._lots.values())
     assert not results.summary["stalled"]
