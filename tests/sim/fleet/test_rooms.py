@@ -348,6 +348,7 @@ def checked(simulation: Simulation) -> Results:
         scheduler.check()
         if not side.is_dead:  # some were withdrawn in the very last step
             last = {*scheduler._ending, *getattr(scheduler, "_failed", ())}
+            last.add(scheduler._dropping)
             in_flight = getattr(scheduler, "in_flight", {})
             last |= {
                 in_flight[each] for each in in_flight if meeting_of(each).is_closed
