@@ -47,9 +47,9 @@ class Results(run.Results):
     >>> results.summary["completed"], len(results.requests)
     (366, 366)
     >>> float(results.steps["kv_cache_usage"].max().round(3))
-    0.512
+    0.52
     >>> round(results.summary["kv_cache_usage_max"], 3)
-    0.512
+    0.52
     >>> figure = results.plot.kv_cache_usage()
     """
 

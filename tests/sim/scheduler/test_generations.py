@@ -44,6 +44,7 @@ def test_its_keys_are_keys_of_the_engine_that_it_reads(generation: Generation) -
     policies = {"admission", "preemption_victim"}  # may stand beside the settings
     # These are read where the pool is planned, and where a step is priced.
     planned = {"disable_hybrid_kv_cache_manager", "prefix_match_unit"}
+    planned |= {"disable_hybrid_swa_memory", "swa_full_tokens_ratio"}
     planned |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype", "gdn_prefill_backend"}
     priced = {"cudagraph_capture_sizes", "disable_cascade_attn"}
     priced |= {"override_generation_config"}

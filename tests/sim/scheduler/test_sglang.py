@@ -731,8 +731,8 @@ def test_conform_says_that_there_is_no_sglang(
 ) -> None:
     said = refused(["conform", "--engine", "sglang"], capsys, tmp_path)
     assert "'make hosted SGLANG=0.5.9'" in said
-    said = refused(["conform", "--engine", "sglang", "--pairs"], capsys, tmp_path)
-    assert "leave all options but --groups out" in said
+    said = refused(["conform", "--engine", "sglang", "--offload"], capsys, tmp_path)
+    assert "leave other options out" in said
 
 
 @pytest.mark.slow
