@@ -1,4 +1,4 @@
-"""What becomes of a request's slots as its prefix goes into the unified tree.
+"""The unified tree frees, or takes over, slots of a request that inserts its prefix.
 
 Source: SGLang 0.5.23, ``mem_cache/unified_cache/unified_tree_core.py`` and
 ``components/swa.py`` beside it.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NodeWindow:
-    """What layers with a window keep of a node, and its place by recency.
+    """Slots of layers with a window that a node keeps, and its place by recency.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class TreeNode:
     priority
         The most urgent of the requests that inserted it.
     window
-        What layers with a window keep of it; None in a tree without.
+        Its slots of layers with a window; None in a tree without.
     """
 
     __slots__ = (

@@ -23,7 +23,7 @@ _STEP: Final = 0.00001  # by which the unified tree makes a parent older than it
 
 
 class Insertion(Protocol):
-    """What becomes of a request's slots as its prefix goes into the tree."""
+    """Frees, or hands over, slots of a request that inserts its prefix."""
 
     def passed(self, node: TreeNode, first: int, end: int) -> None:
         """Take note that a node has the tokens from one to another already."""
@@ -54,7 +54,7 @@ class RadixCache:
     sorts_pages
         Whether the pages of an evicted node are freed in order, as before 0.5.20.
     window
-        What layers with a window keep of it; None where there are none.
+        Its slots of layers with a window; None where there are none.
 
     Attributes
     ----------

@@ -40,7 +40,7 @@ fourth number, a build and what was added locally change no rule."""
 
 
 class GenerationTable(ConfigTable):
-    """What requests that do not say it are sampled by, under vLLM's names."""
+    """Sampling parameters of requests that give none, under vLLM's names."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -302,10 +302,13 @@ class EngineConfig(ConfigTable):
             return self
         generation = own
         for key in sorted(GENERATION_KEYS - generation.keys):
-            if getattr(self, key) is not None:
+            value = getattr(self, key)
+            if value is not None:
+                if isinstance(value, ConfigTable):
+                    value = value.model_dump(exclude_defaults=True)
                 raise ValueError(
                     f"{key}: the {name} generation has no such key "
-                    f"({owners(key)}); remove it, got {getattr(self, key)!r}"
+                    f"({owners(key)}); remove it, got {value!r}"
                 )
         if not generation.takes(self.version):
             # YAML has made 0.1 of an unquoted 0.10.

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from sim.hardware.models.quantization import QuantizationScheme
 
 SM_BYTES_PER_S: Final[dict[float, float]] = {4: 11e9, 8: 16e9}
-"""What a multiprocessor unpacks, by bits: where the memory is quicker than all of them,
-it waits.
+"""Bytes a second of packed weights that a multiprocessor unpacks, by bits a weight: a
+memory that is quicker than all of them waits.
 
 Source: Marlin's kernel for one token. 4 bits: 10.7 on an A100 (1,160 GB/s, the products
 of a 13B; vLLM 2497, whose GPU is told by its rates alone), 11.0 on an H100 and 13.7 on

@@ -33,7 +33,7 @@ _SOURCE: Final = (
 
 
 class SamplerKernel(Enum):
-    """What filters logits."""
+    """Kernel that filters the logits of a step."""
 
     SORT = "sort"
     """PyTorch sorts all logits of all requests."""

@@ -189,16 +189,16 @@ takes the rest for as large as the second. Qwen3.5-4B was seen to be given 0.64 
 86 and 0.40 for 54 (0.22). Source: vLLM 0.20 to 0.28, ``v1/worker/gpu_model_runner.py``
 (`profile_cudagraph_memory`)."""
 PIECE_BYTES = 240_000
-"""What the driver keeps of a graph in pieces and a layer: the median of 13 records of
-0.29 and 0.30 on GPUs before Hopper, 0.20 to 0.245 MiB (apron's; seven models of 26 to
-64 layers, TP 1 and 2). Nothing of them is left for a constant part."""
+"""Bytes that the driver keeps for a layer of a graph in pieces: the median of 13
+records of 0.29 and 0.30 on GPUs before Hopper, 0.20 to 0.245 MiB (apron's; seven models
+of 26 to 64 layers, TP 1 and 2). Nothing of them is left for a constant part."""
 LATENT_PIECES = 2
 """So many times as much with latent attention, which launches more: 1.8 on an A100,
 2.2 beside the dense models of the same logs of 0.19, 3.6 on an H100 of 0.30."""
 WHOLE_GRAPH_BYTES = 1 << 20
-"""What the second model runner takes a whole graph for. It captures two, and the second
-comes out negative, as the memory of its warm-up is let go of inside the measured part:
-then it takes 1 MiB for each. Source: vLLM 0.29 to 0.33,
+"""Bytes that the second model runner counts for a whole graph. It captures two, and the
+second comes out negative, as the memory of its warm-up is let go of inside the measured
+part: then it takes 1 MiB for each. Source: vLLM 0.29 to 0.33,
 ``v1/worker/gpu/cudagraph_utils.py`` (`_MIN_PER_GRAPH_BYTES`), and PyTorch,
 ``cuda/graphs.py``, which empties the allocator's cache where a capture begins."""
 NUM_SPLITS = 32

@@ -208,6 +208,14 @@ def test_it_takes_a_seventh_of_a_run_that_sorts_as_was_measured() -> None:
     assert rejecting / plain == pytest.approx(0.995, abs=0.02)
 
 
+def test_another_engine_says_that_it_has_no_such_key() -> None:
+    asked = {"top_k": 20}
+    with pytest.raises(ValueError, match=r"v0 and v1 have it.*got \{'top_k': 20\}"):
+        config(
+            scheduler="sglang", engine_version=None, override_generation_config=asked
+        )
+
+
 def test_a_command_says_it_and_drafts_are_refused() -> None:
     asked = {"top_k": 20, "temperature": 0.6}
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
